@@ -1,0 +1,35 @@
+"""Altair charts of labkit's tables.
+
+Importing this package enables labkit's renderer (interactive in JupyterLab and VS Code, a picture
+everywhere else, no network) and its theme. Every chart function takes DataFrames and returns an
+Altair chart whose title is the finding, computed from the data.
+"""
+
+from labkit.charts.renderer import bundle, enable, png, show
+from labkit.charts.theme import (
+    CATEGORICAL,
+    DIVERGING,
+    FAINT_INK,
+    GRID,
+    INK,
+    ROLE_COLOURS,
+    SEQUENTIAL,
+    title,
+)
+
+__all__ = [
+    "CATEGORICAL",
+    "DIVERGING",
+    "FAINT_INK",
+    "GRID",
+    "INK",
+    "ROLE_COLOURS",
+    "SEQUENTIAL",
+    "bundle",
+    "enable",
+    "png",
+    "show",
+    "title",
+]
+
+enable()
