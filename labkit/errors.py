@@ -65,3 +65,11 @@ class NotebookError(LabkitError):
 
 class ParameterError(NotebookError):
     """A parameter that the notebook does not declare, or a value that it cannot take."""
+
+
+class CellFailedError(NotebookError):
+    """A cell of a notebook raised."""
+
+
+class KernelDiedError(NotebookError):
+    """The kernel of a notebook ended while a cell ran: killed, out of memory, or crashed."""
