@@ -1,0 +1,56 @@
+"""llama.cpp's log in Python logging, and the reason that it gave when something failed."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+from types import ModuleType
+
+logger = logging.getLogger("labkit.llama")
+logger.addHandler(logging.NullHandler())
+
+# enum ggml_log_level; 5 continues the line before it.
+_LEVELS = {1: logging.INFO, 2: logging.WARNING, 3: logging.ERROR, 4: logging.DEBUG}
+_CONTINUE = 5
+
+_recent: collections.deque[str] = collections.deque(maxlen=64)
+_partial: dict[int, tuple[int, str]] = {}
+_keep_alive: list = []
+
+
+def install(llama: ModuleType) -> None:
+    """Send llama.cpp's log to the logger `labkit.llama`, a record a line. Nothing is printed."""
+    callback = llama.llama_log_callback(_on_log)
+    _keep_alive.append(callback)
+    llama.llama_log_set(callback, None)
+
+
+def _on_log(level: int, text: bytes | None, _user_data: object) -> None:
+    thread = threading.get_ident()
+    old_level, line = _partial.pop(thread, (logging.INFO, ""))
+    line += (text or b"").decode("utf-8", "replace")
+    number = old_level if level == _CONTINUE else _LEVELS.get(level, logging.INFO)
+    *whole, rest = line.split("\n")
+    for one in whole:
+        _emit(number, one)
+    if rest:
+        _partial[thread] = (number, rest)
+
+
+def _emit(level: int, line: str) -> None:
+    if not line.strip():
+        return
+    if level >= logging.WARNING:
+        _recent.append(line.strip())
+    logger.log(level, line)
+
+
+def forget() -> None:
+    """Drop what was kept, before a call whose failure is to be explained."""
+    _recent.clear()
+
+
+def reason() -> str:
+    """The warnings and errors since `forget`, for an exception's message."""
+    return "; ".join(_recent) or "llama.cpp gave no reason"
