@@ -1,0 +1,117 @@
+"""Make small models of any MoE architecture that the installed llama.cpp builds."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from gguf import GGMLQuantizationType
+
+from labkit.architectures import parse_expert_tensor
+from labkit.errors import LabkitError, LlamaError
+from labkit.synth import metadata as meta
+from labkit.synth.gguf_writer import TensorSpec, write_shards
+from labkit.synth.llama import LlamaWorker
+from labkit.synth.quantise import block_length, expert_type, quantise
+from labkit.synth.values import weights
+
+_MISSING_KEY = re.compile(r"key not found in model: ([\w.-]+)")
+
+
+def make(
+    arch: str,
+    path: str | Path,
+    *,
+    layers: int | None = None,
+    experts: int = 8,
+    top_k: int = 2,
+    d_model: int | None = None,
+    d_ff: int | None = None,
+    quant: str = "F32",
+    shards: int = 1,
+    seed: int = 0,
+    worker: LlamaWorker | None = None,
+) -> Path:
+    """Write a tiny random model of an architecture, without a tokenizer.
+
+    Args:
+        arch: a name of `architectures()`, as in GGUF's `general.architecture`.
+        path: the file to write; with several shards, the start of their names.
+        layers: number of layers; None takes the least with two MoE layers and all that is special.
+        d_model, d_ff: width of the model and of one expert; None takes the least that works.
+        quant: type of the routed experts (`quantise.EXPERT_TYPES`); the rest is F32.
+        worker: a running worker to use, where many models are made.
+
+    Returns:
+        the file, or the first shard. Equal arguments give equal bytes.
+
+    Raises:
+        LabkitError: an argument that cannot work.
+        LlamaError: llama.cpp does not build such a model; the message says why.
+    """
+    kind = expert_type(quant)
+    shape = _shape(
+        arch, kind, layers=layers, experts=experts, top_k=top_k, d_model=d_model, d_ff=d_ff
+    )
+    if worker is None:
+        with LlamaWorker() as own:
+            header, tensors = plan(arch, shape, own)
+    else:
+        header, tensors = plan(arch, shape, worker)
+    specs = [_spec(name, size, kind, seed) for name, size in tensors.items()]
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write_shards(path, header, specs, shards)[0]
+
+
+def plan(
+    arch: str, shape: meta.Shape, worker: LlamaWorker
+) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+    """Metadata and tensor shapes of a model, settled with llama.cpp.
+
+    Raises:
+        LlamaError: llama.cpp refuses, or demands a key that labkit has no value for.
+    """
+    header = meta.describe(arch, shape)
+    while True:
+        try:
+            tensors = worker.tensors(header)
+        except LlamaError as error:
+            missing = _MISSING_KEY.search(str(error))
+            key = missing.group(1).removeprefix(f"{arch}.") if missing else ""
+            if key not in meta.ON_DEMAND or f"{arch}.{key}" in header:
+                raise LlamaError(f"llama.cpp builds no {arch} of this metadata: {error}") from error
+            header[f"{arch}.{key}"] = meta.ON_DEMAND[key](shape)
+            continue
+        return header, {name: size for name, size in tensors.items() if not _is_companion(name)}
+
+
+def _is_companion(name: str) -> bool:
+    """Whether a tensor is one of the optional scales that only NVFP4 files have."""
+    return name.endswith((".scale", ".input_scale")) and "ffn_gate_inp." not in name
+
+
+def _shape(arch: str, kind: GGMLQuantizationType, **wanted: int | None) -> meta.Shape:
+    given = {key: value for key, value in wanted.items() if value is not None}
+    block = block_length(kind)
+    if block > 32:
+        given = {"d_model": block, "d_ff": block} | given
+    shape = meta.shape(arch, **given)
+    if shape.d_model % block or shape.d_ff % block:
+        raise LabkitError(
+            f"{kind.name} packs {block} values of a row together, so d_model ({shape.d_model}) and "
+            f"d_ff ({shape.d_ff}) must be multiples of {block}."
+        )
+    if not 0 < shape.top_k <= shape.experts:
+        raise LabkitError(f"top_k ({shape.top_k}) must be from 1 to experts ({shape.experts}).")
+    return shape
+
+
+def _spec(name: str, shape: tuple[int, ...], expert: GGMLQuantizationType, seed: int) -> TensorSpec:
+    quant = expert if parse_expert_tensor(name) else GGMLQuantizationType.F32
+
+    def write(file: BinaryIO) -> None:
+        file.write(quantise(weights(name, shape, seed), quant))
+
+    return TensorSpec(name, shape, quant, write)

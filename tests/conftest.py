@@ -1,0 +1,38 @@
+"""Fixtures that several test modules share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from labkit import synth
+
+
+@pytest.fixture(scope="session")
+def synth_worker() -> Iterator[synth.LlamaWorker]:
+    """One llama.cpp process for all synthetic models of the test run."""
+    with synth.LlamaWorker() as worker:
+        yield worker
+
+
+@pytest.fixture(scope="session")
+def synth_model(
+    tmp_path_factory: pytest.TempPathFactory, synth_worker: synth.LlamaWorker
+) -> Callable[..., Path]:
+    """`synth_model(arch, **options) -> Path`: a tiny model, made once per test run.
+
+    Options are those of `labkit.synth.make`. Tests must not write to the files.
+    """
+    folder = tmp_path_factory.mktemp("synth")
+    made: dict[tuple, Path] = {}
+
+    def model(arch: str, **options) -> Path:
+        key = (arch, *sorted(options.items()))
+        if key not in made:
+            path = folder / f"{arch}-{len(made)}.gguf"
+            made[key] = synth.make(arch, path, worker=synth_worker, **options)
+        return made[key]
+
+    return model
