@@ -11,7 +11,7 @@ logger = logging.getLogger("labkit.llama")
 logger.addHandler(logging.NullHandler())
 
 # enum ggml_log_level; 5 continues the line before it.
-_LEVELS = {1: logging.INFO, 2: logging.WARNING, 3: logging.ERROR, 4: logging.DEBUG}
+_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUE = 5
 
 _recent: collections.deque[str] = collections.deque(maxlen=64)
