@@ -18,13 +18,19 @@ if TYPE_CHECKING:
     from labkit.gguf_map.header import Header
 
 
-def open_gguf(path: str | Path) -> GGUFMap:
+def open_gguf(path: str | Path, *, inspect_only: bool = False) -> GGUFMap:
     """Map a model: a GGUF file, any shard of a split one, or a directory that holds one model.
 
     Only headers are read, never tensor data. Raises `labkit.errors.ModelFileError` or one of its
-    children when the files are no model, incomplete, or against the rules of GGUF.
+    children when the files are no model, incomplete, against the rules of GGUF, or hold metadata on
+    which llama.cpp would end the process. ``inspect_only`` leaves out that last check, for a map
+    that llama.cpp will not see; `GGUFMap.load_problems` then tells.
     """
-    return GGUFMap(read_model_headers(Path(path).expanduser()))
+    gguf = GGUFMap(read_model_headers(Path(path).expanduser()))
+    if not inspect_only:
+        for problem in gguf.load_problems():
+            raise ModelFileError(f"{gguf.paths[0]}: {problem}")
+    return gguf
 
 
 class GGUFMap:
@@ -55,10 +61,10 @@ class GGUFMap:
                     f"{self.paths[tensor.shard]}: tensor '{tensor.name}' is also in"
                     f" {self.paths[other.shard].name}. The shards belong to different models."
                 )
-        self.n_layers: int = self._count("block_count")
-        self.n_expert_used: int = self._count("expert_used_count")
+        self.n_layers: int = self.count("block_count")
+        self.n_expert_used: int = self.count("expert_used_count")
         self.expert_tensors: list[ExpertTensor] = self._expert_tensors()
-        declared = self._count("expert_count")
+        declared = self.count("expert_count")
         self.n_expert: int = declared or max((e.n_expert for e in self.expert_tensors), default=0)
         self._layers: dict[int, list[ExpertTensor]] = defaultdict(list)
         for expert_tensor in self.expert_tensors:
@@ -101,6 +107,10 @@ class GGUFMap:
         """The tensor of this exact name, or KeyError."""
         return self._by_name[name]
 
+    def has_tensor(self, name: str) -> bool:
+        """Whether the model has a tensor of this exact name."""
+        return name in self._by_name
+
     def layer_tensors(self, layer: int) -> list[ExpertTensor]:
         """The expert tensors of one MoE layer, in order of computation; KeyError for others."""
         if layer not in self._layers:
@@ -134,13 +144,23 @@ class GGUFMap:
         """Bytes of one expert entry (all its projections) of this layer."""
         return sum(e.slice_bytes for e in self.layer_tensors(layer))
 
-    def require_streamable(self) -> None:
-        """Raise `NotMoEError` for a dense model, `StreamingRefusedError` for an unfit MoE."""
+    def require_experts(self) -> None:
+        """Raise `NotMoEError` for a dense model."""
         if not self.expert_tensors:
             raise NotMoEError(
-                f"{self.paths[0]}: {self.architecture} model without routed experts (dense):"
+                f"{self.paths[0]}: a dense model ({self.architecture}) without routed experts:"
                 " there is nothing to stream. It can be inspected, and run resident."
             )
+
+    def load_problems(self) -> list[str]:
+        """What in the metadata would make llama.cpp end the process, in plain words."""
+        from labkit.gguf_map.loadable import load_problems
+
+        return load_problems(self)
+
+    def require_streamable(self) -> None:
+        """Raise `NotMoEError` for a dense model, `StreamingRefusedError` for an unfit MoE."""
+        self.require_experts()
         for tensor in self.tensors:
             if not tensor.type_known:
                 raise StreamingRefusedError(
@@ -172,7 +192,7 @@ class GGUFMap:
             )
         return value
 
-    def _count(self, key: str) -> int:
+    def count(self, key: str) -> int:
         """A non-negative count of the architecture; of a list by layer the largest."""
         value = self.metadata.get(f"{self.architecture}.{key}", 0)
         numbers = value if isinstance(value, list) else [value]
