@@ -26,7 +26,7 @@ TESTED_VERSIONS = "0.3.36"
 class Tensor(ctypes.Structure):
     """`struct ggml_tensor`. `ne` counts elements, `nb` are strides in bytes, `ne[0]` first."""
 
-    _fields_ = [  # noqa: RUF012 - ctypes wants this form
+    _fields_ = [
         ("type", ctypes.c_int32),
         ("buffer", ctypes.c_void_p),
         ("ne", ctypes.c_int64 * 4),
@@ -49,7 +49,7 @@ OBJECT_BYTES = 32  # `struct ggml_object`, which ggml_tensor_overhead() counts a
 
 
 class _InitParams(ctypes.Structure):
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("mem_size", ctypes.c_size_t),
         ("mem_buffer", ctypes.c_void_p),
         ("no_alloc", ctypes.c_bool),
@@ -184,9 +184,7 @@ def _tensor_checks(context: int, pointer: Any, size: Any, integer: Any):
     get_name = function("ggml_get_name", ctypes.c_char_p, pointer)
     get_data = function("ggml_get_data", pointer, pointer)
     nbytes = function("ggml_nbytes", size, pointer)
-    view_2d = function(
-        "ggml_view_2d", pointer, pointer, pointer, integer, integer, size, size
-    )
+    view_2d = function("ggml_view_2d", pointer, pointer, pointer, integer, integer, size, size)
     mul_mat_id = function("ggml_mul_mat_id", pointer, pointer, pointer, pointer, pointer)
 
     experts = new_3d(context, 0, 8, 4, 3)

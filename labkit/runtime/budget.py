@@ -1,0 +1,52 @@
+"""How much memory expert weights get, and what is too little."""
+
+from __future__ import annotations
+
+import psutil
+
+from labkit.errors import BudgetError
+from labkit.gguf_map import GGUFMap
+
+MIB = 2**20
+
+
+class BudgetWarning(UserWarning):
+    """A budget that works but buys nothing."""
+
+
+def layer_floor_bytes(gguf: GGUFMap) -> int:
+    """Bytes that the largest layer uses for one token: its top-k entries."""
+    return max(gguf.entry_bytes(layer) for layer in gguf.moe_layers) * gguf.n_expert_used
+
+
+def default_cache_bytes(gguf: GGUFMap) -> int:
+    """A quarter of the expert weights, at most half of the free memory, at least the floor."""
+    free = psutil.virtual_memory().available
+    return max(min(gguf.expert_bytes // 4, free // 2), layer_floor_bytes(gguf))
+
+
+def cliff_warning(gguf: GGUFMap, cache_bytes: int) -> str | None:
+    """What to warn of, if the budget is under the token cycle; None if it is not, or is 0.
+
+    Raises:
+        BudgetError: negative, or too small for one layer of one token.
+    """
+    if cache_bytes < 0:
+        raise BudgetError(f"A cache of {cache_bytes / MIB:.2f} MiB makes no sense; 0 turns it off.")
+    if cache_bytes == 0:
+        return None
+    floor = layer_floor_bytes(gguf)
+    if cache_bytes < floor:
+        raise BudgetError(
+            f"A cache of {cache_bytes / MIB:.2f} MiB cannot hold what one layer uses for one "
+            f"token: {gguf.n_expert_used} experts, {floor / MIB:.2f} MiB. "
+            "Give at least that, or 0 to read every expert anew."
+        )
+    cycle = gguf.token_cycle_bytes
+    if cache_bytes < cycle:
+        return (
+            f"The cache of {cache_bytes / MIB:.2f} MiB is smaller than the token cycle of "
+            f"{cycle / MIB:.2f} MiB (all layers x top-k): an entry is evicted before its layer "
+            "comes round again, so an LRU cache hits next to nothing."
+        )
+    return None

@@ -1,0 +1,72 @@
+"""What one graph of llama.cpp tells before it computes: where its weights live, how it routes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from labkit.architectures import parse_expert_tensor
+from labkit.errors import StreamingRefusedError
+from labkit.runtime import ggml
+
+TOPK_PREFIX = b"ffn_moe_topk-"
+WEIGHTS_PREFIX = b"ffn_moe_weights"
+
+
+@dataclass
+class GraphCapture:
+    """Filled with `add`, a node at a time in the graph's order, by a callback that asks for none.
+
+    Attributes:
+        experts: address of each expert tensor, by its name in the file.
+        sync_nodes: name of the node after which a layer's routing is known -> layer. It is the
+            last of the layer's `ffn_moe_weights...` nodes, so that one stop gives ids and weights.
+    """
+
+    experts: dict[str, int] = field(default_factory=dict)
+    sync_nodes: dict[bytes, int] = field(default_factory=dict)
+    _routing_node: bytes = b""
+    _topk: int = 0
+    _layers_done: set[int] = field(default_factory=set)
+
+    def add(self, address: int) -> None:
+        """Note one node.
+
+        Raises:
+            StreamingRefusedError: the graph uses expert weights in a way that cannot be streamed.
+        """
+        node = ggml.tensor_at(address)
+        name = node.name
+        if name.startswith(TOPK_PREFIX):
+            self._topk, self._routing_node = address, name
+        elif name.startswith(WEIGHTS_PREFIX):
+            self._routing_node = name
+        is_product = node.op == ggml.op_code("MUL_MAT_ID")
+        for slot, source in enumerate(node.src):
+            if source and (found := _expert_tensor(source)):
+                tensor_name, layer = found
+                if not (is_product and slot == 0):
+                    raise StreamingRefusedError(
+                        f"{tensor_name} is used by the node {name.decode(errors='replace')}, which "
+                        "is no product by expert: it reads all experts, so none can be left out."
+                    )
+                self._note_product(tensor_name, source, layer, node.src[2])
+
+    def _note_product(self, tensor_name: str, address: int, layer: int, ids: int | None) -> None:
+        self.experts[tensor_name] = address
+        if layer in self._layers_done:
+            return
+        if ids != self._topk:
+            raise StreamingRefusedError(
+                f"{tensor_name} takes its expert ids from a node that labkit does not know as the "
+                "router's choice (ffn_moe_topk), so it cannot know which experts to read."
+            )
+        self._layers_done.add(layer)
+        self.sync_nodes[self._routing_node] = layer
+
+
+def _expert_tensor(address: int) -> tuple[str, int] | None:
+    tensor = ggml.tensor_at(address)
+    source = tensor.view_src
+    name = (ggml.tensor_at(source) if source else tensor).name.decode(errors="replace")
+    parsed = parse_expert_tensor(name)
+    return (name, parsed[0]) if parsed else None

@@ -1,0 +1,212 @@
+"""A llama.cpp model and its context, loaded, run and freed, with its failures as exceptions."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from labkit.errors import LlamaError, SessionError
+from labkit.gguf_map import GGUFMap
+from labkit.runtime import ggml, llama_log
+from labkit.runtime.hook import RouterHook
+
+_ABORTED = 2
+_NO_SLOT = 1
+
+
+class NativeModel:
+    """One model with one context and one sequence.
+
+    Args:
+        gguf: the validated map; llama.cpp never sees a file that was not checked.
+        hook: its callback and abort flag go into the context. It is kept alive here.
+        n_ctx: tokens of context; None is the model's own, at most 4096.
+        n_ubatch: tokens of one prefill graph.
+        threads: compute threads; None is the number of physical cores.
+        skip_experts: load without reading the expert weights where the system allows it.
+
+    Raises:
+        LlamaError: with the reason from llama.cpp's log.
+    """
+
+    def __init__(
+        self,
+        gguf: GGUFMap,
+        hook: RouterHook,
+        *,
+        n_ctx: int | None,
+        n_ubatch: int,
+        threads: int | None,
+        skip_experts: bool,
+    ) -> None:
+        for name, value, most in (("n_ctx", n_ctx, 1 << 24), ("threads", threads, 512)):
+            # llama.cpp ends the process on some of these values instead of refusing them.
+            if value is not None and not 1 <= value <= most:
+                raise ValueError(f"{name} is {value}; it must lie in 1 to {most}")
+        if n_ubatch < 1:
+            raise ValueError(f"n_ubatch is {n_ubatch}; a graph needs at least one token")
+        self._llama = ggml.llama()
+        ggml.self_check()
+        self._hook = hook
+        self._model = self._context = None
+        try:
+            self._model = self._load_model(gguf.paths[0], skip_experts)
+            self.n_ctx = n_ctx or min(4096, self._llama.llama_model_n_ctx_train(self._model))
+            self.n_ubatch = min(n_ubatch, self.n_ctx)
+            self._context = self._make_context(threads or _physical_cores())
+        except BaseException:
+            self.close()
+            raise
+        self.vocab = self._llama.llama_model_get_vocab(self._model)
+        self.n_vocab = self._llama.llama_vocab_n_tokens(self.vocab)
+        self._batch = self._llama.llama_batch_init(self.n_ubatch, 0, 1)
+        self._memory = self._llama.llama_get_memory(self._context)
+        # A recurrent state cannot be cut back to an earlier position.
+        self.can_rewind = not (
+            self._llama.llama_model_is_recurrent(self._model)
+            or self._llama.llama_model_is_hybrid(self._model)
+        )
+
+    def _load_model(self, path: Path, skip_experts: bool) -> int:
+        params = self._llama.llama_model_default_params()
+        params.load_mode = 1  # LLAMA_LOAD_MODE_MMAP
+        params.use_extra_bufts = False  # repacked weights would not be the file's bytes
+        params.n_gpu_layers = 0
+        llama_log.forget()
+        with populate_on_fault() if skip_experts else contextlib.nullcontext():
+            model = self._llama.llama_model_load_from_file(os.fsencode(path), params)
+        if not model:
+            raise LlamaError(f"{path}: llama.cpp cannot load this model: {llama_log.reason()}")
+        return model
+
+    def _make_context(self, threads: int) -> int:
+        llama = self._llama
+        params = llama.llama_context_default_params()
+        params.n_ctx = self.n_ctx
+        params.n_batch = params.n_ubatch = self.n_ubatch
+        params.n_threads = params.n_threads_batch = threads
+        params.op_offload = params.offload_kqv = False
+        params.no_perf = True
+        callback_type = llama.ggml_backend_sched_eval_callback
+        params.cb_eval = ctypes.cast(self._hook.callback, callback_type)
+        params.abort_callback = ctypes.cast(self._hook.abort.function, llama.ggml_abort_callback)
+        params.abort_callback_data = self._hook.abort.data
+        llama_log.forget()
+        context = llama.llama_init_from_model(self._model, params)
+        if not context:
+            raise LlamaError(
+                f"llama.cpp cannot make a context of {self.n_ctx} tokens: {llama_log.reason()}"
+            )
+        return context
+
+    def decode(self, tokens: Sequence[int], position: int, outputs: Sequence[bool]) -> bool:
+        """Run one graph over at most `n_ubatch` tokens from `position` on.
+
+        Returns:
+            False if the abort flag ended it; these tokens are then not in the KV cache.
+
+        Raises:
+            SessionError: no room left in the context.
+            LlamaError: any other refusal, with the reason.
+        """
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        for index, token in enumerate(tokens):
+            batch.token[index] = token
+            batch.pos[index] = position + index
+            batch.n_seq_id[index] = 1
+            batch.seq_id[index][0] = 0
+            batch.logits[index] = outputs[index]
+        self._hook.begin()
+        llama_log.forget()
+        status = self._llama.llama_decode(self._context, batch)
+        if status == _ABORTED:
+            return False
+        if status == _NO_SLOT:
+            raise SessionError(
+                f"The context is full at {position} of {self.n_ctx} tokens. "
+                "Call reset(), or open the session with a larger n_ctx."
+            )
+        if status != 0:
+            raise LlamaError(f"llama_decode failed ({status}): {llama_log.reason()}")
+        return True
+
+    def logits(self, index: int) -> np.ndarray:
+        """(n_vocab,) float32, a copy: the logits of the batch's token `index`, -1 for the last."""
+        row = self._llama.llama_get_logits_ith(self._context, index)
+        return np.ctypeslib.as_array(row, (self.n_vocab,)).copy()
+
+    def rewind(self, position: int) -> bool:
+        """Forget the KV cache from `position` on. False if this model can only start over."""
+        if position == 0:
+            self._llama.llama_memory_clear(self._memory, True)
+            return True
+        if not self.can_rewind:
+            return False
+        return bool(self._llama.llama_memory_seq_rm(self._memory, 0, position, -1))
+
+    @property
+    def context(self) -> int:
+        """The `llama_context` pointer, for samplers."""
+        return self._context
+
+    def close(self) -> None:
+        """Free everything that llama.cpp allocated."""
+        if getattr(self, "_batch", None) is not None:
+            self._llama.llama_batch_free(self._batch)
+            self._batch = None
+        if self._context:
+            self._llama.llama_free(self._context)
+            self._context = None
+        if self._model:
+            self._llama.llama_model_free(self._model)
+            self._model = None
+
+
+def _physical_cores() -> int:
+    import psutil
+
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(usable or 1, psutil.cpu_count(logical=False) or 1))
+
+
+@contextlib.contextmanager
+def populate_on_fault() -> Iterator[bool]:
+    """Keep `mmap` from reading whole files inside this block; yields whether it could.
+
+    llama.cpp maps a model with MAP_POPULATE, which reads all of it, experts too. Under
+    mlockall(MCL_FUTURE | MCL_ONFAULT) the kernel skips that and reads pages as they are touched.
+    It takes CAP_IPC_LOCK or no limit on locked memory: with a small limit the mapping would fail.
+    """
+    if not may_lock_memory():
+        yield False
+        return
+    future, on_fault = 2, 4
+    libc = ctypes.CDLL(None, use_errno=True)
+    locked = libc.mlockall(future | on_fault) == 0
+    try:
+        yield locked
+    finally:
+        if locked:
+            libc.munlockall()
+
+
+def may_lock_memory() -> bool:
+    """Whether this process may lock any amount of memory (Linux)."""
+    if not sys.platform.startswith("linux"):
+        return False
+    import resource
+
+    if resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
+        return True
+    ipc_lock = 1 << 14
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) & ipc_lock)
+    return False

@@ -1,0 +1,384 @@
+"""`Session`: a model that is open, resident or streamed, and the conversation that it holds."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from labkit.errors import SessionError
+from labkit.gguf_map import GGUFMap, open_gguf
+from labkit.policy import LRU
+from labkit.runtime.budget import BudgetWarning, cliff_warning, default_cache_bytes
+from labkit.runtime.hook import RouterHook
+from labkit.runtime.interrupt import InterruptGuard
+from labkit.runtime.native import NativeModel
+from labkit.runtime.reader import FileReader
+from labkit.runtime.recorder import Mark, Recorder, Totals
+from labkit.runtime.source import ExpertStreamSource
+from labkit.runtime.steps import Generation, TokenStep
+from labkit.runtime.text import Sampler, TextStream, Tokenizer
+from labkit.trace import RouteTrace
+
+Prompt = str | Sequence[int]
+
+
+class Session:
+    """One model, one conversation.
+
+    With streaming on, every logit equals the resident run's, bit for bit, whatever the cache.
+
+    Args:
+        path: a GGUF file, any shard of a split model, or a directory with one model.
+        resident: keep llama.cpp's own memory map; no streaming, but the routing is still traced.
+        cache_mib: budget for expert weights in MiB. None takes a quarter of them, at most half of
+            the memory that is free; 0 turns the cache off: every token reads its experts anew.
+        lanes: reads under way at once.
+        direct_io: past the page cache; None where the file system can. `reader_note` says which.
+        threads: compute threads; None is the number of physical cores.
+        n_ctx: tokens of context; None is the model's own, at most 4096.
+        n_ubatch: prompt tokens of one graph. Runs compare bit for bit at the same value only.
+        temperature, top_k, top_p, seed: sampling; temperature 0 is greedy.
+        all_logits: compute logits for every prompt token, not the last alone. The last MoE layer
+            then routes every prompt token; otherwise llama.cpp drops them before it.
+        on_logits: called with a (n_vocab,) float32 row of each logits computed, in order.
+
+    Attributes:
+        map: the model's `GGUFMap`.
+        trace: routing since opening or `reset`.
+        prefill_steps: a `TokenStep` per token of the last prompt.
+        n_past: tokens in the context.
+
+    Raises:
+        ModelFileError, StreamingRefusedError, BudgetError, LlamaError, SeamError, ReadError.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        resident: bool = False,
+        cache_mib: float | None = None,
+        lanes: int = 4,
+        direct_io: bool | None = None,
+        threads: int | None = None,
+        n_ctx: int | None = None,
+        n_ubatch: int = 512,
+        seed: int = 0,
+        temperature: float = 0.0,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        all_logits: bool = False,
+        on_logits: Callable[[np.ndarray], None] | None = None,
+    ) -> None:
+        self.map: GGUFMap = open_gguf(path)
+        self.all_logits = all_logits
+        self.on_logits = on_logits
+        self._lock = threading.Lock()
+        self._closed = False
+        self._interrupted = False
+        self._turn = -1
+        self._stream_id = 0
+        self._logits_ready = False
+        self._prefill_s = 0.0
+        self._prefill_totals = Totals()
+        self.n_past = 0
+        self.prefill_steps: list[TokenStep] = []
+        with contextlib.ExitStack() as undo:
+            if resident:
+                self._source = None
+                self.cache_bytes = self.reader_note = None
+            else:
+                self._source = self._open_source(undo, cache_mib, lanes, direct_io)
+            self._recorder = Recorder(self.map, self._source)
+            self._hook = RouterHook(self._recorder.on_routing)
+            self._model = NativeModel(
+                self.map,
+                self._hook,
+                n_ctx=n_ctx,
+                n_ubatch=n_ubatch,
+                threads=threads,
+                skip_experts=not resident,
+            )
+            undo.callback(self._model.close)
+            self.n_ctx = self._model.n_ctx
+            self._tokenizer = Tokenizer(self._model, self.map.has_tokenizer)
+            self._sampler = Sampler(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+            undo.callback(self._sampler.close)
+            self._watch_routing()
+            if self._source:
+                # Runs first of all: llama.cpp gets its own pointers back before it frees them.
+                undo.callback(self._source.close)
+            self._undo = undo.pop_all()
+
+    def _open_source(
+        self,
+        undo: contextlib.ExitStack,
+        cache_mib: float | None,
+        lanes: int,
+        direct_io: bool | None,
+    ) -> ExpertStreamSource:
+        self.map.require_streamable()
+        if cache_mib is None:
+            self.cache_bytes = default_cache_bytes(self.map)
+        else:
+            self.cache_bytes = int(cache_mib * 2**20)
+        if warning := cliff_warning(self.map, self.cache_bytes):
+            warnings.warn(warning, BudgetWarning, stacklevel=4)
+        reader = FileReader(self.map.paths, lanes=lanes, direct_io=direct_io)
+        undo.callback(reader.close)
+        self.reader_note = reader.direct_io_note
+        return ExpertStreamSource(self.map, reader, LRU(self.cache_bytes))
+
+    def _watch_routing(self) -> None:
+        """Find the routing nodes, and bind the experts, from a graph that is not computed."""
+        model = self._model
+
+        def show_graph() -> None:
+            self._hook.abort.set()
+            try:
+                model.decode([0], 0, [True])
+            finally:
+                self._hook.abort.clear()
+
+        captured = self._hook.capture(show_graph)
+        model.rewind(0)
+        if self._source:
+            self._source.bind(captured.experts)
+
+    @property
+    def trace(self) -> RouteTrace:
+        """The routing of everything since opening or `reset`."""
+        return self._recorder.trace
+
+    @property
+    def resident_expert_bytes(self) -> int | None:
+        """Bytes of expert weights that the kernel holds in memory; None for a resident run."""
+        return self._source.resident_bytes() if self._source else None
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text, with what the model wants at its start."""
+        self._check_open()
+        return self._tokenizer.encode(text, start=True)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of token ids."""
+        self._check_open()
+        pieces = map(self._tokenizer.piece, self._tokenizer.check(tokens))
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    def stream(self, prompt: Prompt, n: int = 64) -> Iterator[TokenStep]:
+        """Prefill `prompt`, then yield each of at most `n` generated tokens.
+
+        A token is yielded once it went through the model, with the routing that it had. The
+        conversation stays: the next prompt continues it, `reset` starts anew. The prompt is
+        prefilled when the first token is asked for.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C, the stop button, or `interrupt`. The session stays usable:
+                an interrupted prompt is forgotten, finished tokens are kept.
+            SessionError: closed, used by another thread, continued after another stream began,
+                an unknown token id, or no room in the context.
+            ReadError: expert bytes could not be read. Nothing was computed from them, and the
+                conversation stands as it was before the step.
+        """
+        tokens = self._encode(prompt)
+        if not tokens and self.n_past == 0:
+            raise SessionError("The prompt is empty: give at least one token to start from.")
+        if self.n_past + len(tokens) + n > self.n_ctx:
+            raise SessionError(
+                f"{self.n_past} tokens in the context, {len(tokens)} in the prompt and {n} to "
+                f"generate do not fit in {self.n_ctx}. Shorten them, call reset(), or open the "
+                "session with a larger n_ctx."
+            )
+        if not tokens and not self._logits_ready:
+            raise SessionError("The last step was interrupted: give a prompt to go on from.")
+        with self._exclusive():
+            self._stream_id += 1
+            self._interrupted = False
+            self._hook.abort.clear()
+        return self._run(tokens, n, self._stream_id)
+
+    def generate(self, prompt: Prompt, n: int = 64, *, hash_logits: bool = False) -> Generation:
+        """`stream` to its end. See there for what it raises."""
+        digest = hashlib.sha256() if hash_logits else None
+        result = Generation(prompt_tokens=self._encode(prompt))
+        before = self.on_logits
+
+        def on_logits(row: np.ndarray) -> None:
+            if digest:
+                digest.update(row.tobytes())
+            if before:
+                before(row)
+
+        self.on_logits = on_logits if digest else before
+        try:
+            start = time.perf_counter()
+            steps = list(self.stream(result.prompt_tokens, n))
+            total = time.perf_counter() - start
+        finally:
+            self.on_logits = before
+        result.steps = steps
+        result.tokens = [step.token for step in steps]
+        result.text = "".join(step.text for step in steps)
+        result.stop = "length" if len(steps) == n else "end of text"
+        result.prefill_s, prefill = self._prefill_s, self._prefill_totals
+        result.decode_s = total - result.prefill_s
+        result.prefill_read_bytes = prefill.bytes_read
+        result.hits = prefill.hits + sum(step.hits for step in steps)
+        result.misses = prefill.misses + sum(step.misses for step in steps)
+        result.logits_sha256 = digest.hexdigest() if digest else None
+        return result
+
+    def interrupt(self) -> None:
+        """End the running step, from any thread; its stream raises KeyboardInterrupt."""
+        self._interrupted = True
+        self._hook.abort.set()
+
+    def reset(self) -> None:
+        """Forget the conversation and its trace; the expert cache stays warm."""
+        with self._exclusive():
+            self._stream_id += 1
+            self._forget()
+            self._recorder.restart()
+            self._sampler.reset()
+            self._turn = -1
+
+    def close(self) -> None:
+        """Give everything back. A running step is ended first; a second call does nothing."""
+        if self._closed:
+            return
+        self.interrupt()
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._undo.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and hasattr(self, "_undo"):
+            self.close()
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        self._check_open()
+        if isinstance(prompt, str):
+            return self._tokenizer.encode(prompt, start=self.n_past == 0) if prompt else []
+        return self._tokenizer.check(prompt)
+
+    def _run(self, tokens: list[int], n: int, stream_id: int) -> Iterator[TokenStep]:
+        with self._step(stream_id):
+            self._turn += 1
+            self._prefill(tokens)
+        text = TextStream(self._tokenizer)
+        for _ in range(n):
+            with self._step(stream_id):
+                token = self._sampler.sample(self._model)
+                if self._tokenizer.is_end(token):
+                    return
+                step = self._decode(token, text)
+            yield step
+
+    def _prefill(self, tokens: list[int]) -> None:
+        self.prefill_steps = []
+        start, begin = self.n_past, time.perf_counter()
+        mark = self._recorder.mark()
+        text = TextStream(self._tokenizer)
+        last = len(tokens) - 1
+        for low in range(0, len(tokens), self._model.n_ubatch):
+            chunk = tokens[low : low + self._model.n_ubatch]
+            outputs = [self.all_logits or low + i == last for i in range(len(chunk))]
+            with self._undo_on_failure(start, mark):
+                self._graph(chunk, "prefill", outputs)
+            self.prefill_steps += self._recorder.steps(chunk, text)
+        self._prefill_s = time.perf_counter() - begin
+        self._prefill_totals = self._recorder.totals_since(mark)
+
+    def _decode(self, token: int, text: TextStream) -> TokenStep:
+        with self._undo_on_failure(self.n_past, self._recorder.mark()):
+            self._graph([token], "decode", [True])
+        return self._recorder.steps([token], text)[0]
+
+    def _graph(self, tokens: list[int], phase: str, outputs: list[bool]) -> None:
+        """One graph. Raises what the routing callback raised, KeyboardInterrupt if aborted."""
+        self._recorder.begin(self._turn, phase, self.n_past, outputs)
+        whole = self._model.decode(tokens, self.n_past, outputs)
+        self._recorder.end()
+        if error := self._hook.error:
+            raise error
+        if not whole:
+            raise KeyboardInterrupt
+        self.n_past += len(tokens)
+        self._logits_ready = outputs[-1]
+        if self.on_logits:
+            for index in np.flatnonzero(outputs):
+                self.on_logits(self._model.logits(int(index)))
+
+    @contextlib.contextmanager
+    def _undo_on_failure(self, position: int, mark: Mark) -> Iterator[None]:
+        """Go back to `position` if a graph fails, so that asking again starts from there."""
+        try:
+            yield
+        except BaseException:
+            self._recorder.rewind(mark)
+            self.prefill_steps = []
+            self._logits_ready = False
+            if self._model.rewind(position):
+                self.n_past = position
+            else:
+                self._forget()
+                warnings.warn(
+                    "This model keeps a recurrent state that cannot be cut back, so the "
+                    "conversation up to here was forgotten.",
+                    stacklevel=2,
+                )
+            raise
+
+    def _forget(self) -> None:
+        self._model.rewind(0)
+        self.n_past = 0
+        self._logits_ready = False
+
+    @contextlib.contextmanager
+    def _step(self, stream_id: int) -> Iterator[None]:
+        """One uninterruptible step of a stream; an interrupt that came meanwhile is raised after.
+
+        If `interrupt` was called, KeyboardInterrupt; for a signal, whatever its handler raises.
+        """
+        with self._exclusive():
+            if stream_id != self._stream_id:
+                raise SessionError("Another generation began on this session; this one is over.")
+            with InterruptGuard(self._hook.abort):
+                try:
+                    yield
+                finally:
+                    self._hook.abort.clear()
+            if self._interrupted:
+                raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        self._check_open()
+        if not self._lock.acquire(blocking=False):
+            raise SessionError(
+                "This session is at work in another thread. Wait for it, or open a second session."
+            )
+        try:
+            self._check_open()
+            yield
+        finally:
+            self._lock.release()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionError("This session is closed. Open a new one.")

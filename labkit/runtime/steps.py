@@ -1,0 +1,98 @@
+"""What a session tells about each token and about a whole generation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(slots=True)
+class TokenStep:
+    """One token after it went through the model, with the routing that it had.
+
+    Attributes:
+        index: the token's position in the context, prompt tokens counted.
+        phase: "prefill" or "decode".
+        token: its id.
+        text: what it adds to the text; "" while a character's bytes are incomplete.
+        layers: (L,) MoE layers that routed this token.
+        experts: (L, k) chosen experts in slot order.
+        weights: (L, k) applied routing weights; NaN where the graph shows none.
+        hit: (L, k) whether the entry was resident when its layer asked.
+        wall_s: wall time of the graph (shared by all tokens of a prefill batch).
+        read_s: of it, waiting for reads.
+        manage_s: of it, cache bookkeeping and giving memory back.
+        bytes_read: bytes read from the files.
+        hits, misses: distinct entries found and read, a lookup per expert, layer and batch.
+    """
+
+    index: int
+    phase: str
+    token: int
+    text: str
+    layers: np.ndarray
+    experts: np.ndarray
+    weights: np.ndarray
+    hit: np.ndarray
+    wall_s: float
+    read_s: float
+    manage_s: float
+    bytes_read: int
+    hits: int
+    misses: int
+
+    @property
+    def compute_s(self) -> float:
+        """What is left of the wall time: a residual, not a measurement."""
+        return self.wall_s - self.read_s - self.manage_s
+
+
+@dataclass
+class Generation:
+    """A finished generation.
+
+    Attributes:
+        text, tokens: what was generated.
+        prompt_tokens: ids that were prefilled in this call.
+        steps: one `TokenStep` per generated token.
+        stop: why it ended, "length" or "end of text".
+        prefill_s, decode_s: wall time of prefill, and of all decode steps with sampling.
+        prefill_read_bytes: bytes read during prefill.
+        hits, misses: lookups of prefill and decode together.
+        logits_sha256: over the float32 logits of the last prompt token and of every decode step,
+            None unless asked for.
+    """
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    prompt_tokens: list[int] = field(default_factory=list)
+    steps: list[TokenStep] = field(default_factory=list)
+    stop: str = "length"
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    prefill_read_bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    logits_sha256: str | None = None
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read from the files in prefill and decode."""
+        return self.prefill_read_bytes + sum(step.bytes_read for step in self.steps)
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Hits per lookup over prefill and decode; None if nothing was looked up."""
+        lookups = self.hits + self.misses
+        return self.hits / lookups if lookups else None
+
+    @property
+    def prefill_tok_s(self) -> float | None:
+        """Prompt tokens per second; None if there was no prompt."""
+        return len(self.prompt_tokens) / self.prefill_s if self.prefill_s else None
+
+    @property
+    def decode_tok_s(self) -> float | None:
+        """Generated tokens per second; None if there were none."""
+        return len(self.tokens) / self.decode_s if self.decode_s else None

@@ -1,0 +1,333 @@
+"""`RouteTrace`: which experts each token chose, layer by layer, and what was resident.
+
+It reads and writes the `route_trace v1` CSV of BigMoeOnEdge, whose columns are found by name, and
+Parquet. A row is one choice: (turn, phase, step, layer, slot) is unique, `step` is the token's
+position in the context, slot 0 is the router's first choice. In prefill many tokens of a batch can
+choose an entry that is read once: every such row says that it was not resident, and only the first
+carries the bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from labkit.errors import TraceError
+
+PHASES = ("prefill", "decode")
+COLUMNS = (
+    "turn", "phase", "step", "layer", "slot", "expert", "weight", "resident", "read_bytes",
+)  # fmt: skip
+_CSV_COLUMNS = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
+
+
+class TraceWarning(UserWarning):
+    """A trace was read, but something in the file was left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingBlock:
+    """The routing of one layer over one batch of n tokens.
+
+    Attributes:
+        turn, phase, layer: as in the table.
+        positions: (n,) context positions.
+        experts: (n, k) chosen ids in slot order.
+        weights: (n, k) applied routing weights; NaN where the graph shows none.
+        resident: (n, k) whether the entry was there before this batch asked.
+        read_bytes: (n, k) bytes of the entry on the row that caused its read, else 0.
+    """
+
+    turn: int
+    phase: str
+    layer: int
+    positions: np.ndarray
+    experts: np.ndarray
+    weights: np.ndarray
+    resident: np.ndarray
+    read_bytes: np.ndarray
+
+    def table(self) -> pd.DataFrame:
+        """One row per token and slot, with `COLUMNS`."""
+        n, k = self.experts.shape
+        return pd.DataFrame(
+            {
+                "turn": np.full(n * k, self.turn, np.int32),
+                "phase": np.full(n * k, PHASES.index(self.phase), np.int8),
+                "step": np.repeat(self.positions, k).astype(np.int32),
+                "layer": np.full(n * k, self.layer, np.int32),
+                "slot": np.tile(np.arange(k, dtype=np.int32), n),
+                "expert": self.experts.ravel(),
+                "weight": self.weights.ravel(),
+                "resident": self.resident.ravel(),
+                "read_bytes": self.read_bytes.ravel(),
+            }
+        )
+
+
+@dataclass
+class RouteTrace:
+    """Routing of one run, with the facts of its model that an analysis needs.
+
+    Attributes:
+        model, architecture, n_layers, n_expert, n_expert_used: of the model; "" and 0 if unknown.
+        entry_bytes: bytes of an expert entry, by MoE layer.
+        dense_bytes: bytes of a layer's other weights, by layer.
+        tokens: (step, token id, text) of every token, where the run knew them.
+    """
+
+    model: str = ""
+    architecture: str = ""
+    n_layers: int = 0
+    n_expert: int = 0
+    n_expert_used: int = 0
+    entry_bytes: dict[int, int] = field(default_factory=dict)
+    dense_bytes: dict[int, int] = field(default_factory=dict)
+    tokens: list[tuple[int, int, str]] = field(default_factory=list)
+    _blocks: list[RoutingBlock] = field(default_factory=list, repr=False)
+    _table: pd.DataFrame | None = field(default=None, repr=False)
+
+    def append(self, block: RoutingBlock) -> None:
+        """Add the routing of a batch."""
+        self._blocks.append(block)
+        self._table = None
+
+    def truncate(self, n_blocks: int, n_tokens: int) -> None:
+        """Take back what an interrupted batch had added."""
+        del self._blocks[n_blocks:]
+        del self.tokens[n_tokens:]
+        self._table = None
+
+    @property
+    def n_blocks(self) -> int:
+        """How many batches of a layer were added live."""
+        return len(self._blocks)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """All rows, sorted by turn, phase, step, layer, slot; columns as in `COLUMNS`.
+
+        `phase` is categorical ("prefill", "decode").
+        """
+        if self._table is None:
+            parts = [block.table() for block in self._blocks]
+            self._table = _finish(pd.concat(parts, ignore_index=True) if parts else _empty())
+        return self._table
+
+    def to_csv(self, path: str | Path) -> Path:
+        """Write the `route_trace v1` CSV.
+
+        Raises:
+            TraceError: the file cannot be written; what was written of it is removed.
+        """
+        table = self.table
+        out = pd.DataFrame(
+            {
+                "turn": table["turn"],
+                "phase": table["phase"].cat.codes,
+                "step": table["step"],
+                "layer": table["layer"],
+                "slot": table["slot"],
+                "expert": table["expert"],
+                "weight": table["weight"].map(lambda w: "nan" if math.isnan(w) else f"{w:.6g}"),
+                "residency": table["resident"].astype(int),
+                "expert_bytes": table["read_bytes"],
+            }
+        )
+        text = "\n".join([*self._preamble(), out.to_csv(index=False, lineterminator="\n")])
+        return _write(Path(path), text.encode())
+
+    def to_parquet(self, path: str | Path) -> Path:
+        """Write the table to Parquet with the facts of the model beside it.
+
+        Raises:
+            TraceError: the file cannot be written.
+        """
+        import io
+
+        table = self.table.copy(deep=False)
+        table.attrs = {
+            "route_trace": 1,
+            "model": self.model,
+            "architecture": self.architecture,
+            "n_layers": self.n_layers,
+            "n_expert": self.n_expert,
+            "n_expert_used": self.n_expert_used,
+            "entry_bytes": {str(k): v for k, v in self.entry_bytes.items()},
+            "dense_bytes": {str(k): v for k, v in self.dense_bytes.items()},
+            "tokens": [list(token) for token in self.tokens],
+        }
+        buffer = io.BytesIO()
+        table.to_parquet(buffer, index=False)
+        return _write(Path(path), buffer.getvalue())
+
+    @classmethod
+    def from_csv(cls, path: str | Path) -> RouteTrace:
+        """Read a `route_trace v1` CSV of 9 or more columns, by column name.
+
+        A last line without its line end was cut while it was written: it is left out, and a
+        `TraceWarning` says so.
+
+        Raises:
+            TraceError: not such a file, or a row that makes no sense, with its line.
+        """
+        path = Path(path)
+        lines = _lines(path)
+        trace = cls()
+        body = []
+        for number, line in enumerate(lines, 1):
+            if line.startswith("#"):
+                trace._read_preamble(line)
+            elif line.strip():
+                body.append((number, line))
+        trace._table = _finish(_parse_rows(path, body))
+        return trace
+
+    @classmethod
+    def from_parquet(cls, path: str | Path) -> RouteTrace:
+        """Read what `to_parquet` wrote.
+
+        Raises:
+            TraceError: not a Parquet file, or without the columns of a trace.
+        """
+        try:
+            table = pd.read_parquet(path)
+        except (OSError, ValueError) as error:
+            raise TraceError(f"{path}: cannot be read as a Parquet trace: {error}") from error
+        missing = set(COLUMNS) - set(table.columns)
+        if missing:
+            raise TraceError(f"{path}: no routing trace, column {min(missing)} is missing")
+        facts = table.attrs
+        trace = cls(
+            model=facts.get("model", ""),
+            architecture=facts.get("architecture", ""),
+            n_layers=facts.get("n_layers", 0),
+            n_expert=facts.get("n_expert", 0),
+            n_expert_used=facts.get("n_expert_used", 0),
+            entry_bytes={int(k): v for k, v in facts.get("entry_bytes", {}).items()},
+            dense_bytes={int(k): v for k, v in facts.get("dense_bytes", {}).items()},
+            tokens=[(step, token, text) for step, token, text in facts.get("tokens", [])],
+        )
+        table.attrs = {}
+        trace._table = table[list(COLUMNS)]
+        return trace
+
+    def _preamble(self) -> Iterable[str]:
+        yield "# route_trace v1"
+        # The format separates by blanks, so a path with blanks is written without them.
+        model = re.sub(r"\s", "_", self.model)
+        yield (
+            f"# model={model} arch={self.architecture} "
+            f"n_layer={self.n_layers} n_expert={self.n_expert} n_expert_used={self.n_expert_used}"
+        )
+        for layer in range(self.n_layers):
+            yield (
+                f"# layer={layer} expert_bytes={self.entry_bytes.get(layer, 0)} "
+                f"dense_bytes={self.dense_bytes.get(layer, 0)}"
+            )
+
+    def _read_preamble(self, line: str) -> None:
+        facts = dict(pair.split("=", 1) for pair in line[1:].split() if "=" in pair)
+        try:
+            if "model" in facts:
+                self.model, self.architecture = facts["model"], facts.get("arch", "")
+                self.n_layers = int(facts.get("n_layer", 0))
+                self.n_expert = int(facts.get("n_expert", 0))
+                self.n_expert_used = int(facts.get("n_expert_used", 0))
+            elif "layer" in facts and int(facts.get("expert_bytes", 0)):
+                self.entry_bytes[int(facts["layer"])] = int(facts["expert_bytes"])
+            if "layer" in facts and int(facts.get("dense_bytes", 0)):
+                self.dense_bytes[int(facts["layer"])] = int(facts["dense_bytes"])
+        except ValueError as error:
+            raise TraceError(f"the trace's header line {line!r} makes no sense: {error}") from error
+
+
+def _empty() -> pd.DataFrame:
+    one = np.zeros((0, 1), np.int64)
+    return RoutingBlock(0, "decode", 0, one[:, 0], one, one * 1.0, one == 0, one).table()
+
+
+def _finish(table: pd.DataFrame) -> pd.DataFrame:
+    table = table.sort_values(["turn", "phase", "step", "layer", "slot"], kind="stable")
+    table["phase"] = pd.Categorical.from_codes(table["phase"].to_numpy(), categories=PHASES)
+    return table.reset_index(drop=True)[list(COLUMNS)]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: cannot be read as a trace: {error}") from error
+    lines = text.splitlines()
+    if lines and not text.endswith(("\n", "\r")):
+        warnings.warn(
+            f"{path}: line {len(lines)} has no line end, so it was cut while it was written; "
+            "it is left out",
+            TraceWarning,
+            stacklevel=3,
+        )
+        lines.pop()
+    return lines
+
+
+def _parse_rows(path: Path, body: list[tuple[int, str]]) -> pd.DataFrame:
+    header = body[0][1].split(",") if body else []
+    missing = [name for name in _CSV_COLUMNS.split(",") if name not in header]
+    if missing:
+        raise TraceError(
+            f"{path}: no route_trace v1 CSV: the column {missing[0]} is missing. "
+            f"The header line should read {_CSV_COLUMNS}"
+        )
+    rows = [line.split(",") for _, line in body[1:]]
+    for (number, _), row in zip(body[1:], rows, strict=True):
+        if len(row) != len(header):
+            raise TraceError(f"{path}:{number}: {len(row)} values for {len(header)} columns")
+    columns = dict(
+        zip(header, zip(*rows, strict=True) if rows else [()] * len(header), strict=True)
+    )
+    found: dict[str, np.ndarray] = {}
+    names = {"residency": "resident", "expert_bytes": "read_bytes"}
+    for name in _CSV_COLUMNS.split(","):
+        kind = np.float64 if name == "weight" else np.int64
+        try:
+            values = np.array(columns[name], dtype=kind)
+        except (ValueError, OverflowError):
+            number, text = _first_bad(body[1:], columns[name], kind)
+            raise TraceError(f"{path}:{number}: {name} is {text!r}, not a number") from None
+        if name != "weight" and (values < 0).any():
+            number = body[1:][int(np.argmax(values < 0))][0]
+            raise TraceError(f"{path}:{number}: {name} is negative")
+        found[names.get(name, name)] = values
+    if (found["phase"] > 1).any():
+        number = body[1:][int(np.argmax(found["phase"] > 1))][0]
+        raise TraceError(f"{path}:{number}: phase is neither 0 (prefill) nor 1 (decode)")
+    found["resident"] = found["resident"] > 0
+    found["weight"] = found["weight"].astype(np.float32)
+    return pd.DataFrame(found)
+
+
+def _first_bad(body: list[tuple[int, str]], values: Iterable[str], kind: type) -> tuple[int, str]:
+    for (number, _), text in zip(body, values, strict=True):
+        try:
+            np.array(text, dtype=kind)
+        except (ValueError, OverflowError):
+            return number, text
+    return body[-1][0], "?"
+
+
+def _write(path: Path, data: bytes) -> Path:
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        # What is left of a failed write would read like a shorter run.
+        if path.is_file():
+            path.unlink(missing_ok=True)
+        raise TraceError(f"{path}: the trace cannot be written: {error.strerror}") from error
+    return path
