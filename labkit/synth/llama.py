@@ -103,8 +103,10 @@ class LlamaWorker:
     def _abort_reason(self) -> str:
         """The failed assertion, or what else the process last said."""
         text = self._stderr.read_text(errors="replace")
-        told = re.search(r"^.*(GGML_ASSERT|Error|what\(\)|terminate called).*$", text, re.MULTILINE)
-        return told.group(0).strip() if told else text.strip()[-300:] or "no reason given"
+        told = re.search(
+            r"(GGML_ASSERT|\w+Error|what\(\)|[\w.]+:\d+: fatal).*$", text, re.MULTILINE
+        )
+        return told.group(0).strip() if told else text.strip()[:300] or "no reason given"
 
 
 def _without_ones(shape: Sequence[int]) -> tuple[int, ...]:

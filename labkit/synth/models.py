@@ -10,11 +10,12 @@ from gguf import GGMLQuantizationType
 
 from labkit.architectures import parse_expert_tensor
 from labkit.errors import LabkitError, LlamaError
-from labkit.synth import metadata as meta
 from labkit.synth.gguf_writer import TensorSpec, write_shards
 from labkit.synth.llama import LlamaWorker
+from labkit.synth.metadata import OFFERS, ON_DEMAND, Shape
 from labkit.synth.quantise import block_length, expert_type, quantise
-from labkit.synth.values import weights
+from labkit.synth.quirks import default_shape, describe
+from labkit.synth.values import expert_table, weights
 
 _MISSING_KEY = re.compile(r"key not found in model: ([\w.-]+)")
 
@@ -59,32 +60,48 @@ def make(
             header, tensors = plan(arch, shape, own)
     else:
         header, tensors = plan(arch, shape, worker)
-    specs = [_spec(name, size, kind, seed) for name, size in tensors.items()]
+    specs = [_spec(name, size, kind, shape, seed) for name, size in tensors.items()]
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     return write_shards(path, header, specs, shards)[0]
 
 
 def plan(
-    arch: str, shape: meta.Shape, worker: LlamaWorker
+    arch: str, shape: Shape, worker: LlamaWorker
 ) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
     """Metadata and tensor shapes of a model, settled with llama.cpp.
 
     Raises:
         LlamaError: llama.cpp refuses, or demands a key that labkit has no value for.
     """
-    header = meta.describe(arch, shape)
+    header, tensors = _demanded(arch, describe(arch, shape), shape, worker)
+    for key, value in OFFERS.items():
+        if f"{arch}.{key}" in header:
+            continue
+        offered = header | {f"{arch}.{key}": value(shape)}
+        try:
+            offered, changed = _demanded(arch, offered, shape, worker)
+        except LlamaError:
+            continue
+        if changed != tensors:
+            header, tensors = offered, changed
+    return header, {name: size for name, size in tensors.items() if not _is_companion(name)}
+
+
+def _demanded(
+    arch: str, header: dict[str, Any], shape: Shape, worker: LlamaWorker
+) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+    """The metadata with every key that llama.cpp misses in it, and the tensors it then wants."""
+    header = dict(header)
     while True:
         try:
-            tensors = worker.tensors(header)
+            return header, worker.tensors(header)
         except LlamaError as error:
             missing = _MISSING_KEY.search(str(error))
             key = missing.group(1).removeprefix(f"{arch}.") if missing else ""
-            if key not in meta.ON_DEMAND or f"{arch}.{key}" in header:
+            if key not in ON_DEMAND or f"{arch}.{key}" in header:
                 raise LlamaError(f"llama.cpp builds no {arch} of this metadata: {error}") from error
-            header[f"{arch}.{key}"] = meta.ON_DEMAND[key](shape)
-            continue
-        return header, {name: size for name, size in tensors.items() if not _is_companion(name)}
+            header[f"{arch}.{key}"] = ON_DEMAND[key](shape)
 
 
 def _is_companion(name: str) -> bool:
@@ -92,12 +109,12 @@ def _is_companion(name: str) -> bool:
     return name.endswith((".scale", ".input_scale")) and "ffn_gate_inp." not in name
 
 
-def _shape(arch: str, kind: GGMLQuantizationType, **wanted: int | None) -> meta.Shape:
+def _shape(arch: str, kind: GGMLQuantizationType, **wanted: int | None) -> Shape:
     given = {key: value for key, value in wanted.items() if value is not None}
     block = block_length(kind)
     if block > 32:
         given = {"d_model": block, "d_ff": block} | given
-    shape = meta.shape(arch, **given)
+    shape = default_shape(arch).with_(given)
     if shape.d_model % block or shape.d_ff % block:
         raise LabkitError(
             f"{kind.name} packs {block} values of a row together, so d_model ({shape.d_model}) and "
@@ -108,10 +125,18 @@ def _shape(arch: str, kind: GGMLQuantizationType, **wanted: int | None) -> meta.
     return shape
 
 
-def _spec(name: str, shape: tuple[int, ...], expert: GGMLQuantizationType, seed: int) -> TensorSpec:
-    quant = expert if parse_expert_tensor(name) else GGMLQuantizationType.F32
+def _spec(
+    name: str, size: tuple[int, ...], expert: GGMLQuantizationType, shape: Shape, seed: int
+) -> TensorSpec:
+    if "ffn_gate_tid2eid" in name:
+        kind = GGMLQuantizationType.I32
+    else:
+        kind = expert if parse_expert_tensor(name) else GGMLQuantizationType.F32
 
     def write(file: BinaryIO) -> None:
-        file.write(quantise(weights(name, shape, seed), quant))
+        if kind is GGMLQuantizationType.I32:
+            file.write(expert_table(size, shape.experts, name, seed).tobytes())
+        else:
+            file.write(quantise(weights(name, size, seed), kind))
 
-    return TensorSpec(name, shape, quant, write)
+    return TensorSpec(name, size, kind, write)

@@ -26,6 +26,13 @@ def weights(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     return _values(name, shape, generator(seed, name)).astype(np.float32, copy=False)
 
 
+def expert_table(shape: tuple[int, ...], n_expert: int, name: str, seed: int) -> np.ndarray:
+    """Experts by token id, of a layer that routes without a router: int32 (tokens, top_k)."""
+    top_k, tokens = shape
+    order = generator(seed, name).random((tokens, n_expert)).argsort(axis=1)
+    return order[:, :top_k].astype(np.int32)
+
+
 def _values(name: str, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
     leaf = name.split(".", 2)[2] if name.startswith("blk.") else name
     size = shape[::-1]

@@ -28,7 +28,7 @@ from labkit.runtime import ggml, llama_log
 
 
 class _GGUFInit(ctypes.Structure):
-    _fields_ = [("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p)]  # noqa: RUF012
+    _fields_ = [("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p)]
 
 
 def wanted_tensors(metadata_path: str) -> dict[str, list[int]] | None:
