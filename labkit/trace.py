@@ -216,7 +216,7 @@ class RouteTrace:
             tokens=[(step, token, text) for step, token, text in facts.get("tokens", [])],
         )
         table.attrs = {}
-        trace._table = table[list(COLUMNS)]
+        trace._table = table.loc[:, list(COLUMNS)]
         return trace
 
     def _preamble(self) -> Iterable[str]:
@@ -257,7 +257,7 @@ def _empty() -> pd.DataFrame:
 def _finish(table: pd.DataFrame) -> pd.DataFrame:
     table = table.sort_values(["turn", "phase", "step", "layer", "slot"], kind="stable")
     table["phase"] = pd.Categorical.from_codes(table["phase"].to_numpy(), categories=PHASES)
-    return table.reset_index(drop=True)[list(COLUMNS)]
+    return table.reset_index(drop=True).loc[:, list(COLUMNS)]
 
 
 def _lines(path: Path) -> list[str]:

@@ -14,7 +14,7 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from labkit.errors import SeamError
 from labkit.runtime import llama_log
@@ -104,7 +104,7 @@ def function(name: str, restype: Any, *argtypes: Any) -> Any:
         if pointer is not None:
             # A fresh function object, so that two declarations of one symbol never mix.
             prototype = ctypes.CFUNCTYPE(restype, *argtypes)
-            return prototype(ctypes.cast(pointer, ctypes.c_void_p).value)
+            return prototype(ctypes.cast(pointer, ctypes.c_void_p).value or 0)  # pyright: ignore
     raise SeamError(
         f"the installed llama.cpp exports no function {name} ({version()}). "
         f"labkit is tested with llama-cpp-python {TESTED_VERSIONS}."
@@ -134,7 +134,7 @@ def op_code(name: str) -> int:
 
 
 @functools.cache
-def all_memory(code: str) -> memoryview:
+def all_memory(code: Literal["Q", "i", "f"]) -> memoryview[Any]:
     """This process's address space as one memoryview of elements `code` ('Q', 'i', 'f').
 
     Element i lies at address i * itemsize. Nothing is touched until an element is read; that

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 
@@ -149,7 +150,11 @@ def read_weights(address: int, n_tokens: int, k: int) -> np.ndarray:
 
 
 def _read(
-    address: int, code: str, dtype: type, shape: tuple[int, int], strides: tuple[int, int]
+    address: int,
+    code: Literal["i", "f"],
+    dtype: type,
+    shape: tuple[int, int],
+    strides: tuple[int, int],
 ) -> np.ndarray:
     extent = (shape[0] - 1) * strides[0] + (shape[1] - 1) * strides[1] + 4
     raw = ggml.all_memory(code)[address >> 2 : (address + extent) >> 2]

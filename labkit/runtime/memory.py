@@ -7,6 +7,7 @@ that whole blocks of a file can be read straight to where the weights are used.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import sys
@@ -44,11 +45,9 @@ class FileWindow:
                 f"expert tensor: {error}. Look at vm.overcommit_memory and `ulimit -v`."
             ) from error
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
-            try:
-                # A huge page would commit neighbours that nobody asked for.
+            # A huge page would commit neighbours that nobody asked for; some kernels have none.
+            with contextlib.suppress(OSError):
                 self._map.madvise(mmap.MADV_NOHUGEPAGE)
-            except OSError:
-                pass  # a kernel without huge pages
         self._view = memoryview(self._map)
         anchor = ctypes.c_char.from_buffer(self._map)
         self._base = ctypes.addressof(anchor)

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +55,9 @@ class NativeModel:
         self._llama = ggml.llama()
         ggml.self_check()
         self._hook = hook
-        self._model = self._context = None
+        self._model: Any = None
+        self._context: Any = None
+        self._batch: Any = None
         try:
             self._model = self._load_model(gguf.paths[0], skip_experts)
             self.n_ctx = n_ctx or min(4096, self._llama.llama_model_n_ctx_train(self._model))
@@ -158,7 +161,7 @@ class NativeModel:
 
     def close(self) -> None:
         """Free everything that llama.cpp allocated."""
-        if getattr(self, "_batch", None) is not None:
+        if self._batch is not None:
             self._llama.llama_batch_free(self._batch)
             self._batch = None
         if self._context:

@@ -121,8 +121,8 @@ class FileReader:
             if got == 0:
                 raise self._error(
                     request,
-                    f"the file ends at byte {end}, though it had "
-                    f"{self._sizes[request.shard]} bytes when it was opened; it was cut or replaced",
+                    f"the file ends at byte {end}, though it had {self._sizes[request.shard]} "
+                    "bytes when it was opened; it was cut or replaced",
                 )
             done += got
         return done
