@@ -2,10 +2,11 @@
 
 `make` writes a tiny model of any MoE architecture that the installed llama.cpp can build: which
 tensors such a model has is asked of llama.cpp itself (`labkit.synth.llama`), so there is no list of
-models here that could grow stale.
+models here that could grow stale. What cannot be had is in `UNAVAILABLE`, with the reason.
 """
 
 from labkit.synth.llama import LlamaWorker
 from labkit.synth.models import make
+from labkit.synth.registry import UNAVAILABLE, architectures, candidates, probe
 
-__all__ = ["LlamaWorker", "make"]
+__all__ = ["UNAVAILABLE", "LlamaWorker", "architectures", "candidates", "make", "probe"]

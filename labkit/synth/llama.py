@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -96,6 +97,7 @@ class LlamaWorker:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=stderr,
+                    env=os.environ | {"GGML_NO_BACKTRACE": "1"},  # it would call a debugger
                     text=True,
                 )
         return self._process

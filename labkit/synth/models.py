@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import tempfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 from gguf import GGMLQuantizationType
 
 from labkit.architectures import parse_expert_tensor
@@ -17,6 +20,7 @@ from labkit.synth.quantise import block_length, expert_type, quantise
 from labkit.synth.quirks import default_shape, describe
 from labkit.synth.values import expert_table, weights
 
+_FUSED = "ffn_gate_up_exps.weight"
 _MISSING_KEY = re.compile(r"key not found in model: ([\w.-]+)")
 
 
@@ -30,6 +34,7 @@ def make(
     d_model: int | None = None,
     d_ff: int | None = None,
     quant: str = "F32",
+    fused: bool = False,
     shards: int = 1,
     seed: int = 0,
     worker: LlamaWorker | None = None,
@@ -42,6 +47,8 @@ def make(
         layers: number of layers; None takes the least with two MoE layers and all that is special.
         d_model, d_ff: width of the model and of one expert; None takes the least that works.
         quant: type of the routed experts (`quantise.EXPERT_TYPES`); the rest is F32.
+        fused: put gate and up of each expert into one tensor, with the values of the two. Not
+            every architecture reads that: see `reads_fused`.
         worker: a running worker to use, where many models are made.
 
     Returns:
@@ -55,15 +62,40 @@ def make(
     shape = _shape(
         arch, kind, layers=layers, experts=experts, top_k=top_k, d_model=d_model, d_ff=d_ff
     )
-    if worker is None:
-        with LlamaWorker() as own:
-            header, tensors = plan(arch, shape, own)
-    else:
-        header, tensors = plan(arch, shape, worker)
+    with contextlib.ExitStack() as stack:
+        header, tensors = plan(arch, shape, worker or stack.enter_context(LlamaWorker()))
+    if not any(parse_expert_tensor(name) for name in tensors):
+        raise LabkitError(f"{arch} of {shape.layers} layers has no routed experts in llama.cpp.")
+    if fused:
+        tensors = _fuse(tensors)
     specs = [_spec(name, size, kind, shape, seed) for name, size in tensors.items()]
+    if not 0 < shards <= len(specs):
+        raise LabkitError(f"{shards} shards: give a number from 1 to {len(specs)}, the tensors.")
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     return write_shards(path, header, specs, shards)[0]
+
+
+def reads_fused(arch: str, worker: LlamaWorker) -> bool:
+    """Whether llama.cpp reads this architecture's experts with gate and up in one tensor."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            worker.decode(make(arch, Path(folder) / "fused.gguf", fused=True, worker=worker))
+        except LabkitError:
+            return False
+    return True
+
+
+def _fuse(tensors: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    fused: dict[str, tuple[int, ...]] = {}
+    for name, size in tensors.items():
+        if "ffn_gate_exps.weight" in name:
+            fused[name.replace("gate", "gate_up")] = (size[0], 2 * size[1], size[2])
+        elif "ffn_up_exps.weight" not in name:
+            fused[name] = size
+    if not any(_FUSED in name for name in fused):
+        raise LabkitError("this architecture's experts have no gate that could be fused with up.")
+    return fused
 
 
 def plan(
@@ -74,13 +106,13 @@ def plan(
     Raises:
         LlamaError: llama.cpp refuses, or demands a key that labkit has no value for.
     """
-    header, tensors = _demanded(arch, describe(arch, shape), shape, worker)
+    header, tensors = settle(arch, describe(arch, shape), shape, worker)
     for key, value in OFFERS.items():
         if f"{arch}.{key}" in header:
             continue
         offered = header | {f"{arch}.{key}": value(shape)}
         try:
-            offered, changed = _demanded(arch, offered, shape, worker)
+            offered, changed = settle(arch, offered, shape, worker)
         except LlamaError:
             continue
         if changed != tensors:
@@ -88,10 +120,14 @@ def plan(
     return header, {name: size for name, size in tensors.items() if not _is_companion(name)}
 
 
-def _demanded(
+def settle(
     arch: str, header: dict[str, Any], shape: Shape, worker: LlamaWorker
 ) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
-    """The metadata with every key that llama.cpp misses in it, and the tensors it then wants."""
+    """The metadata with every key that llama.cpp misses in it, and the tensors it then wants.
+
+    Raises:
+        LlamaError: llama.cpp refuses, or demands a key that labkit has no value for.
+    """
     header = dict(header)
     while True:
         try:
@@ -120,6 +156,13 @@ def _shape(arch: str, kind: GGMLQuantizationType, **wanted: int | None) -> Shape
             f"{kind.name} packs {block} values of a row together, so d_model ({shape.d_model}) and "
             f"d_ff ({shape.d_ff}) must be multiples of {block}."
         )
+    if shape.d_model < 16 or shape.d_model % (4 * shape.heads):
+        raise LabkitError(
+            f"d_model ({shape.d_model}) must be a multiple of {4 * shape.heads}: "
+            f"{shape.heads} heads of a multiple of 4."
+        )
+    if shape.layers < 1:
+        raise LabkitError(f"a model of {shape.layers} layers: give at least 1.")
     if not 0 < shape.top_k <= shape.experts:
         raise LabkitError(f"top_k ({shape.top_k}) must be from 1 to experts ({shape.experts}).")
     return shape
@@ -137,6 +180,14 @@ def _spec(
         if kind is GGMLQuantizationType.I32:
             file.write(expert_table(size, shape.experts, name, seed).tobytes())
         else:
-            file.write(quantise(weights(name, size, seed), kind))
+            file.write(quantise(_expert_or_dense(name, size, seed), kind))
 
     return TensorSpec(name, size, kind, write)
+
+
+def _expert_or_dense(name: str, size: tuple[int, ...], seed: int) -> np.ndarray:
+    if _FUSED not in name:
+        return weights(name, size, seed)
+    half = (size[0], size[1] // 2, size[2])
+    parts = [weights(name.replace("gate_up", part), half, seed) for part in ("gate", "up")]
+    return np.concatenate(parts, axis=1)

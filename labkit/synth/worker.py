@@ -120,6 +120,7 @@ def _answer(job: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Serve jobs until standard input ends."""
+    _leave_no_core_file()
     # Anything that a library prints must not get between the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -127,6 +128,13 @@ def main() -> None:
     for line in sys.stdin:
         answers.write(json.dumps(_answer(json.loads(line))) + "\n")
         answers.flush()
+
+
+def _leave_no_core_file() -> None:
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 if __name__ == "__main__":
