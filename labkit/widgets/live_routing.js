@@ -1,0 +1,332 @@
+// The view: controls, figures, heatmap, scrubber, text. State that belongs to one look at the run
+// (cursor, selected expert, colouring) lives here; the run itself lives in the store.
+
+const stores = new Map(); // one store per model, shared by all its views
+
+function storeOf(model) {
+  const id = model.get("uid");
+  if (!stores.has(id)) stores.set(id, new RunStore());
+  return stores.get(id);
+}
+
+const TEMPLATE = `
+  <div class="lk-controls">
+    <label>Domain<select class="lk-domain"></select></label>
+    <label>Prompt<select class="lk-pick"></select></label>
+    <label>Tokens<input class="lk-count" type="number" min="1" max="4096" step="1"></label>
+    <button class="lk-play" type="button"><span aria-hidden="true">&#9654;</span> Play</button>
+    <button class="lk-stop" type="button"><span aria-hidden="true">&#9632;</span> Stop</button>
+    <span class="lk-message" role="status"></span>
+    <textarea class="lk-prompt-box" rows="2" spellcheck="false" aria-label="Prompt text"></textarea>
+  </div>
+  <div class="lk-figures" role="group" aria-label="Figures of this run"></div>
+  <div class="lk-head">
+    <span class="lk-at"></span>
+    <span class="lk-key"><i class="lk-swatch lk-hit"></i>chosen, in the cache</span>
+    <span class="lk-key"><i class="lk-swatch lk-miss"></i>chosen, had to be read</span>
+    <span class="lk-key"><i class="lk-ramp"></i>chosen by the tokens before</span>
+  </div>
+  <canvas class="lk-map" tabindex="0" role="application"
+    aria-label="Heatmap of layers by experts. Arrow keys move between experts, Enter selects one, Escape clears."></canvas>
+  <div class="lk-scrub">
+    <canvas class="lk-strip" aria-hidden="true"></canvas>
+    <input class="lk-range" type="range" min="0" max="0" step="1" aria-label="Token shown in the heatmap">
+  </div>
+  <div class="lk-head">
+    <label class="lk-colour-by">Colour the text by<select class="lk-colour">
+      <option value="entropy">entropy of its routing</option>
+      <option value="misses">cache misses</option>
+      <option value="none">nothing</option></select></label>
+    <span class="lk-scale"></span>
+    <button class="lk-last" type="button">Follow the newest token</button>
+  </div>
+  <div class="lk-text" tabindex="0" role="region" aria-label="Text: the prompt and what the model generated"></div>
+  <div class="lk-detail" aria-live="polite"></div>
+`;
+
+class View {
+  constructor(model, element) {
+    this.model = model;
+    this.store = storeOf(model);
+    this.facts = model.get("facts");
+    this.root = document.createElement("div");
+    this.root.className = "lk-live";
+    this.root.innerHTML = TEMPLATE;
+    element.appendChild(this.root);
+    this.part = (name) => this.root.querySelector(`.lk-${name}`);
+    this.heatmap = new Heatmap(this.part("map"), this.store, this.facts.layers);
+    this.text = new TextPane(this.part("text"), this.part("strip"), this.part("scale"), this.store);
+    this.cursor = 0;
+    this.following = true;
+    this.selected = null;
+    this.focused = null;
+    this.shownRun = -1;
+    this.pending = 0;
+    this.fillControls();
+    this.listen();
+    this.showStatus();
+    this.refresh();
+  }
+
+  // ---- controls -------------------------------------------------------------------------------
+
+  fillControls() {
+    const domains = Object.keys(this.facts.prompts);
+    this.part("domain").replaceChildren(...domains.map((d) => new Option(d, d)));
+    this.part("count").value = this.facts.tokens;
+    this.fillPrompts();
+    if (this.facts.prompt) this.part("prompt-box").value = this.facts.prompt;
+  }
+
+  fillPrompts() {
+    const prompts = this.facts.prompts[this.part("domain").value] || [];
+    const short = (text) => (text.length > 46 ? `${text.slice(0, 45)}…` : text).replace(/\s+/g, " ");
+    this.part("pick").replaceChildren(...prompts.map((text, i) => new Option(short(text), i)));
+    if (prompts.length) this.part("prompt-box").value = prompts[0];
+  }
+
+  listen() {
+    const on = (name, event, action) => this.part(name).addEventListener(event, action);
+    on("domain", "change", () => this.fillPrompts());
+    on("pick", "change", (event) => {
+      const prompts = this.facts.prompts[this.part("domain").value];
+      this.part("prompt-box").value = prompts[Number(event.target.value)];
+    });
+    on("play", "click", () => {
+      this.selected = null;
+      this.following = true;
+      const tokens = Math.max(1, Math.min(4096, Number(this.part("count").value) || 1));
+      this.model.send({ type: "play", prompt: this.part("prompt-box").value, tokens });
+    });
+    on("stop", "click", () => this.model.send({ type: "stop" }));
+    on("range", "input", (event) => this.goTo(Number(event.target.value)));
+    on("last", "click", () => this.goTo(this.store.tokens.length - 1));
+    on("colour", "change", (event) => {
+      this.text.colouring = event.target.value;
+      this.text.paint();
+      this.refresh();
+    });
+    on("strip", "click", (event) => {
+      const box = event.target.getBoundingClientRect();
+      const share = (event.clientX - box.left) / box.width;
+      this.goTo(Math.floor(share * this.store.tokens.length));
+    });
+    on("text", "click", (event) => {
+      const span = event.target.closest("[data-token]");
+      if (span) this.goTo(Number(span.dataset.token));
+    });
+    on("map", "click", (event) => this.select(this.cellUnder(event)));
+    on("map", "pointermove", (event) => this.focus(this.cellUnder(event)));
+    on("map", "pointerleave", () => this.focus(null));
+    on("map", "keydown", (event) => this.onKey(event));
+    // JupyterLab has shortcuts of its own for plain keys while a cell is selected
+    this.root.addEventListener("keydown", (event) => event.stopPropagation());
+    this.onFrame = () => this.refresh();
+    this.store.listeners.add(this.onFrame);
+    this.onStatus = () => this.showStatus();
+    this.model.on("change:status", this.onStatus);
+    this.resized = new ResizeObserver(() => this.refresh());
+    this.resized.observe(this.root);
+    this.themed = new MutationObserver(() => {
+      this.refresh();
+      this.later = setTimeout(() => this.refresh(), 400); // the theme's style sheet may come after
+    });
+    this.themed.observe(document.body, { attributes: true });
+  }
+
+  dispose() {
+    this.store.listeners.delete(this.onFrame);
+    this.model.off("change:status", this.onStatus);
+    this.resized.disconnect();
+    this.themed.disconnect();
+    clearTimeout(this.later);
+    cancelAnimationFrame(this.pending);
+  }
+
+  cellUnder(event) {
+    const box = this.part("map").getBoundingClientRect();
+    return this.heatmap.cellAt(event.clientX - box.left, event.clientY - box.top);
+  }
+
+  onKey(event) {
+    const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+    if (event.key in moves) {
+      const [rows, experts] = moves[event.key];
+      const from = this.focused || this.selected || { row: 0, expert: 0 };
+      const clamp = (value, limit) => Math.max(0, Math.min(limit - 1, value));
+      this.focus({
+        row: clamp(from.row + rows, this.store.rows),
+        expert: clamp(from.expert + experts, this.store.experts),
+      });
+    } else if (event.key === "Enter" || event.key === " ") this.select(this.focused);
+    else if (event.key === "Escape") this.select(null);
+    else return;
+    event.preventDefault();
+  }
+
+  // ---- what is looked at ----------------------------------------------------------------------
+
+  goTo(index) {
+    const last = this.store.tokens.length - 1;
+    this.cursor = Math.max(0, Math.min(last, index));
+    this.following = this.cursor >= last;
+    this.refresh();
+  }
+
+  select(cell) {
+    const same = cell && this.selected && cell.row === this.selected.row && cell.expert === this.selected.expert;
+    this.selected = same ? null : cell;
+    this.text.markChoosers(this.selected);
+    this.refresh();
+  }
+
+  focus(cell) {
+    const key = (c) => (c ? `${c.row}:${c.expert}` : "");
+    if (key(cell) === key(this.focused)) return;
+    this.focused = cell;
+    this.refresh();
+  }
+
+  // ---- drawing: at most once per animation frame ------------------------------------------------
+
+  refresh() {
+    if (!this.pending) this.pending = requestAnimationFrame(() => this.draw());
+  }
+
+  draw() {
+    this.pending = 0;
+    const { store } = this;
+    if (store.run !== this.shownRun) this.startRun();
+    this.setDark();
+    const last = store.tokens.length - 1;
+    if (this.following) this.cursor = Math.max(0, last);
+    this.text.append(this.selected);
+    this.showFigures();
+    this.root.classList.toggle("lk-empty", last < 0);
+    const width = this.part("text").clientWidth; // of the column, without a canvas's own say
+    this.heatmap.draw(width, this.cursor, this.selected, this.focused);
+    this.text.drawStrip(width, this.cursor, this.selected);
+    this.showCursor(last);
+    this.showDetail();
+    this.root.dataset.drawn = this.heatmap.drawn;
+    this.root.dataset.frames = store.frames;
+    this.root.dataset.tokens = store.tokens.length;
+  }
+
+  startRun() {
+    this.shownRun = this.store.run;
+    this.selected = null;
+    this.following = true;
+    this.text.clear();
+  }
+
+  setDark() {
+    const [r, g, b] = rgb(this.heatmap.context, getComputedStyle(this.root).backgroundColor);
+    this.root.dataset.dark = String(0.3 * r + 0.6 * g + 0.1 * b < 110);
+  }
+
+  showStatus() {
+    const { state, message } = this.model.get("status");
+    this.root.dataset.state = state;
+    this.part("message").textContent = message;
+    this.part("play").disabled = state === "playing";
+    this.part("stop").disabled = state !== "playing";
+  }
+
+  showFigures() {
+    const { tokensPerSecond, hitRate, readMib } = this.store.totals;
+    const number = (value, digits, unit) => (Number.isFinite(value) ? `${value.toFixed(digits)}${unit}` : "–");
+    const generated = this.store.tokens.filter((token) => token && !token.prompt).length;
+    const figures = [
+      ["speed", number(tokensPerSecond, tokensPerSecond < 10 ? 1 : 0, " tok/s")],
+      ["cache hits", number(100 * hitRate, 0, " %")],
+      ["read from the file", number(readMib, 1, " MiB")],
+      ["generated", `${generated} tokens`],
+      ["expert cache", this.facts.budget],
+      ["model", this.facts.model],
+    ];
+    const text = figures.flat().join("|");
+    if (text === this.figuresShown) return;
+    this.figuresShown = text;
+    this.part("figures").replaceChildren(
+      ...figures.map(([name, value]) => {
+        const box = document.createElement("div");
+        box.append(Object.assign(document.createElement("span"), { textContent: name }));
+        box.append(Object.assign(document.createElement("b"), { textContent: value }));
+        return box;
+      }),
+    );
+  }
+
+  showCursor(last) {
+    const range = this.part("range");
+    range.max = String(Math.max(0, last));
+    range.value = String(this.cursor);
+    range.disabled = last < 0;
+    this.part("last").disabled = this.following;
+    const token = this.store.tokens[this.cursor];
+    if (!token) {
+      this.part("at").textContent = "Press Play: each token lights up the experts that it chose.";
+      return;
+    }
+    this.text.markCursor(this.cursor, this.following);
+    const words = `Token ${this.cursor} of ${last}, ${token.prompt ? "prompt" : "generated"}: ${quoted(token.text)}`;
+    this.part("at").textContent = words;
+    const silent = this.facts.layers.filter((_, row) => !this.store.routed(token, row));
+    const more = silent.length ? `; layer ${silent.join(", ")} routes only the last token of a prompt` : "";
+    const bits = Number.isFinite(token.entropy) ? `${token.entropy.toFixed(2)} bits of routing entropy, ` : "";
+    const time = token.prompt ? "" : `, ${token.milliseconds.toFixed(1)} ms`;
+    const facts = `${bits}${token.misses} misses${time}${more}`;
+    range.setAttribute("aria-valuetext", `${words}; ${facts}`);
+    this.cursorFacts = facts;
+  }
+
+  showDetail() {
+    const cell = this.focused || this.selected;
+    const box = this.part("detail");
+    if (!this.store.rows) return;
+    if (!cell) {
+      const text = `This token: ${this.cursorFacts}. Click an expert to see which tokens chose it.`;
+      if (box.textContent !== text) box.textContent = text;
+      return;
+    }
+    const { chosen, routed } = this.store.choosers(cell.row, cell.expert);
+    const share = routed ? (100 * chosen.length) / routed : 0;
+    const fair = (100 * this.store.slots) / this.store.experts;
+    const counts = new Map();
+    for (const token of chosen) counts.set(token.text, (counts.get(token.text) || 0) + 1);
+    const top = [...counts].sort((a, b) => b[1] - a[1]).slice(0, 14);
+    const words = top.map(([text, n]) => (n > 1 ? `${quoted(text)} × ${n}` : quoted(text))).join("   ");
+    const strong = document.createElement("strong");
+    strong.textContent = `Layer ${this.facts.layers[cell.row]}, expert ${cell.expert}`;
+    const rest = ` chosen by ${chosen.length} of ${routed} tokens (${share.toFixed(0)} %; fair share ${fair.toFixed(0)} %). `;
+    box.replaceChildren(strong, rest, words);
+  }
+}
+
+function quoted(text) {
+  return text === "" ? "(part of a character)" : `“${text.replace(/\n/g, "⏎")}”`;
+}
+
+export default {
+  initialize({ model }) {
+    const store = storeOf(model);
+    const onFrame = () => store.read(model.get("frame"));
+    const onMessage = (message, buffers) => {
+      if (message.type === "frame") store.read(buffers[0]);
+    };
+    model.on("change:frame", onFrame);
+    model.on("msg:custom", onMessage);
+    onFrame();
+    model.send({ type: "history" });
+    return () => {
+      model.off("change:frame", onFrame);
+      model.off("msg:custom", onMessage);
+      stores.delete(model.get("uid"));
+    };
+  },
+  render({ model, el }) {
+    const view = new View(model, el);
+    return () => view.dispose();
+  },
+};
