@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.architectures import PROJECTIONS, parse_expert_tensor
 from labkit.errors import ModelFileError, NotMoEError, StreamingRefusedError
 from labkit.gguf_map.layout import place_tensors
+from labkit.gguf_map.loadable import load_problems
 from labkit.gguf_map.shards import read_model_headers
 from labkit.gguf_map.types import ExpertSlice, ExpertTensor, TensorInfo
+from labkit.gguf_map.vocabulary import can_tokenise
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -97,11 +100,10 @@ class GGUFMap:
         """Bytes of the expert entries that one token uses: all MoE layers x top-k."""
         return sum(self.entry_bytes(layer) for layer in self.moe_layers) * self.n_expert_used
 
-    @property
+    @cached_property
     def has_tokenizer(self) -> bool:
-        """Whether the file carries a vocabulary with which llama.cpp can tokenise text."""
-        kind = self.metadata.get("tokenizer.ggml.model")
-        return kind not in (None, "none", "no_vocab") and "tokenizer.ggml.tokens" in self.metadata
+        """Whether the file carries a vocabulary with which llama.cpp can tokenise any text."""
+        return can_tokenise(self.metadata)
 
     def tensor(self, name: str) -> TensorInfo:
         """The tensor of this exact name, or KeyError."""
@@ -154,8 +156,6 @@ class GGUFMap:
 
     def load_problems(self) -> list[str]:
         """What in the metadata would make llama.cpp end the process, in plain words."""
-        from labkit.gguf_map.loadable import load_problems
-
         return load_problems(self)
 
     def require_streamable(self) -> None:

@@ -23,13 +23,16 @@ MAX_VALUE_STRING = 4 << 20
 """Longest single string value kept (a chat template is some 10^4 bytes)."""
 MAX_ARRAY_BYTES = 256 << 20
 """Longest array of numbers that is walked past; llama.cpp would read it all into memory."""
-MAX_STRINGS = 4 << 20
-"""Most strings in the arrays of one file: a dozen times the largest vocabulary in use."""
+MAX_STRINGS = 2 << 20
+"""Most strings in the arrays of one file: several times the largest vocabulary and merges."""
+MAX_RAW_BYTES = 16 << 20
+"""Largest vocabulary that is read as a whole (262,144 tokens take some 4 MiB)."""
 SHORT_ARRAY = 1024
 SHORT_STRING_ARRAY = 64
 
 _ARRAY_HEAD = struct.Struct("<IQ")
 _TYPE = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,25 @@ class LazyArray:
             width = SCALARS[self.type_id].size
             cursor.skip(start * width, self.key)
             return _unpack_array(cursor, self.type_id, count, self.key)
+
+    def read_raw(self) -> list[bytes]:
+        """All strings of a string array, undecoded; `ModelFileError` beyond `MAX_RAW_BYTES`."""
+        if self.nbytes > MAX_RAW_BYTES:
+            raise ModelFileError(
+                f"{self.path}: {self.key} takes {self.nbytes} bytes; no vocabulary needs that many."
+            )
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.offset)
+            raw = file.read(self.nbytes)
+        strings, pos, unpack_from = [], 0, _U64.unpack_from
+        if len(raw) == self.nbytes:
+            while pos < self.nbytes:
+                end = pos + 8 + unpack_from(raw, pos)[0]
+                strings.append(raw[pos + 8 : end])
+                pos = end
+        if len(strings) != self.length:
+            raise ModelFileError(f"{self.path}: {self.key} changed while it was read.")
+        return strings
 
 
 def value_type_name(type_id: int) -> str:
