@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.errors import SessionError
+from labkit.errors import SessionError, StreamingRefusedError
 from labkit.gguf_map import GGUFMap, open_gguf
 from labkit.policy import LRU
 from labkit.runtime.budget import BudgetWarning, cliff_warning, default_cache_bytes
@@ -150,6 +150,11 @@ class Session:
         captured = self._hook.capture(show_graph)
         model.rewind(0)
         if self._source:
+            if not captured.experts:
+                raise StreamingRefusedError(
+                    f"{self.map.paths[0]}: the file holds experts, but the graph that llama.cpp "
+                    f"builds for {self.map.architecture} uses none, so there is nothing to stream."
+                )
             self._source.bind(captured.experts)
 
     @property
