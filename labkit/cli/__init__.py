@@ -60,7 +60,8 @@ def _options(
 
 for _name in COMMANDS:
     if importlib.util.find_spec(f"{__name__}.{_name}") is not None:
-        app.command(_name)(importlib.import_module(f"{__name__}.{_name}").command)
+        _module = importlib.import_module(f"{__name__}.{_name}")
+        app.command(_name, cls=getattr(_module, "PairedOptions", None))(_module.command)
 
 
 def main() -> None:
