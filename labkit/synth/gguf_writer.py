@@ -8,6 +8,7 @@ tensor starts at a multiple of `ALIGNMENT` bytes after the start of the data.
 
 from __future__ import annotations
 
+import shutil
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType
 from gguf.constants import GGML_QUANT_SIZES
+
+from labkit.errors import LabkitError
 
 ALIGNMENT = 32
 _MAGIC = b"GGUF"
@@ -64,55 +67,103 @@ def tensor_nbytes(shape: Sequence[int], quant: GGMLQuantizationType) -> int:
     return rows * (shape[0] // block) * block_bytes
 
 
-def write_gguf(path: Path, metadata: dict[str, Any], tensors: Sequence[TensorSpec] = ()) -> None:
-    """Write one GGUF file.
+def write_gguf(
+    path: Path,
+    metadata: dict[str, Any],
+    tensors: Sequence[TensorSpec] = (),
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Write one GGUF file, which appears under its name only when it is whole.
 
-    Metadata values: bool, int (uint32), float (float32), str, numpy scalars and arrays for other
-    widths, and non-empty lists of one of these.
+    Metadata values: bool, int (uint32), float (float32), str, numpy scalars for other widths, and
+    non-empty lists of one of these. `progress` is told the bytes of each tensor written.
     """
-    with path.open("wb") as file:
-        file.write(_MAGIC + struct.pack("<IQQ", _VERSION, len(tensors), len(metadata)))
-        for key, value in metadata.items():
-            file.write(_pack_string(key) + _pack_value(value))
-        offset = 0
-        for tensor in tensors:
-            file.write(_pack_string(tensor.name) + struct.pack("<I", len(tensor.shape)))
-            file.write(struct.pack(f"<{len(tensor.shape)}Q", *tensor.shape))
-            file.write(struct.pack("<IQ", int(tensor.type), offset))
-            offset += _padded(tensor.nbytes)
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            _write(file, metadata, tensors, progress)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write(
+    file: BinaryIO,
+    metadata: dict[str, Any],
+    tensors: Sequence[TensorSpec],
+    progress: Callable[[int], None] | None,
+) -> None:
+    file.write(_MAGIC + struct.pack("<IQQ", _VERSION, len(tensors), len(metadata)))
+    for key, value in metadata.items():
+        file.write(_pack_string(key) + _pack_value(value))
+    offset = 0
+    for tensor in tensors:
+        file.write(_pack_string(tensor.name) + struct.pack("<I", len(tensor.shape)))
+        file.write(struct.pack(f"<{len(tensor.shape)}Q", *tensor.shape))
+        file.write(struct.pack("<IQ", int(tensor.type), offset))
+        offset += _padded(tensor.nbytes)
+    _pad(file)
+    for tensor in tensors:
+        start = file.tell()
+        tensor.write(file)
+        written = file.tell() - start
+        if written != tensor.nbytes:
+            raise AssertionError(f"{tensor.name}: {written} bytes, declared {tensor.nbytes}")
         _pad(file)
-        for tensor in tensors:
-            start = file.tell()
-            tensor.write(file)
-            written = file.tell() - start
-            if written != tensor.nbytes:
-                raise AssertionError(f"{tensor.name}: {written} bytes, declared {tensor.nbytes}")
-            _pad(file)
+        if progress is not None:
+            progress(tensor.nbytes)
 
 
 def write_shards(
-    path: Path, metadata: dict[str, Any], tensors: Sequence[TensorSpec], shards: int
+    path: Path,
+    metadata: dict[str, Any],
+    tensors: Sequence[TensorSpec],
+    shards: int = 1,
+    progress: Callable[[int], None] | None = None,
 ) -> list[Path]:
     """Write a model as `shards` files, named as llama.cpp expects, and return their paths.
 
     One shard is written to `path` itself; several to `<stem>-00001-of-0000N.gguf` beside it, with
     about equal bytes. As llama.cpp's own splitter does, only the first carries the model's
     metadata; each carries its number, the count, and the number of all tensors.
+
+    Raises:
+        LabkitError: the disk has no room for the model; nothing was written.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _require_room(path.parent, sum(_padded(tensor.nbytes) for tensor in tensors))
     if shards == 1:
-        write_gguf(path, metadata, tensors)
+        write_gguf(path, metadata, tensors, progress)
         return [path]
-    paths = []
-    for number, part in enumerate(_cut(tensors, shards)):
-        split = {
-            "split.no": np.uint16(number),
-            "split.count": np.uint16(shards),
-            "split.tensors.count": np.int32(len(tensors)),
-        }
-        shard = path.with_name(f"{path.stem}-{number + 1:05d}-of-{shards:05d}.gguf")
-        write_gguf(shard, (metadata if number == 0 else {}) | split, part)
-        paths.append(shard)
-    return paths
+    written: list[Path] = []
+    try:
+        for number, part in enumerate(_cut(tensors, shards)):
+            split = {
+                "split.no": np.uint16(number),
+                "split.count": np.uint16(shards),
+                "split.tensors.count": np.int32(len(tensors)),
+            }
+            shard = path.with_name(f"{path.stem}-{number + 1:05d}-of-{shards:05d}.gguf")
+            write_gguf(shard, (metadata if number == 0 else {}) | split, part, progress)
+            written.append(shard)
+    except BaseException:
+        for shard in written:
+            shard.unlink(missing_ok=True)
+        raise
+    return written
+
+
+_SPARE_BYTES = 64 << 20
+"""Left free on the disk, beside headers."""
+
+
+def _require_room(folder: Path, nbytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if nbytes + _SPARE_BYTES > free:
+        raise LabkitError(
+            f"the model needs {nbytes / 2**30:.2f} GiB, but {folder} has {free / 2**30:.2f} GiB "
+            "free: write elsewhere or make it smaller."
+        )
 
 
 def _cut(tensors: Sequence[TensorSpec], shards: int) -> list[list[TensorSpec]]:

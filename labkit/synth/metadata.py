@@ -26,10 +26,12 @@ class Shape:
     kv_heads: int = 2
     vocab: int = 128
     context: int = 512
+    d_head: int | None = None
 
     @property
     def head_dim(self) -> int:
-        return self.d_model // self.heads
+        """Width of an attention head: `d_head`, or else an equal share of the model's width."""
+        return self.d_head or self.d_model // self.heads
 
     def alternating(self, even: int, odd: int) -> list[int]:
         """A value for each layer: `even`, `odd`, `even`, ..."""
@@ -41,7 +43,8 @@ class Shape:
 
 def base(shape: Shape) -> dict[str, Any]:
     """Keys (without the architecture's prefix) that nearly all MoE architectures read."""
-    return {
+    head = {"attention.key_length": shape.d_head, "attention.value_length": shape.d_head}
+    return (head if shape.d_head else {}) | {
         "vocab_size": shape.vocab,
         "context_length": shape.context,
         "embedding_length": shape.d_model,

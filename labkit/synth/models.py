@@ -21,6 +21,10 @@ from labkit.synth.quirks import default_shape, describe
 from labkit.synth.values import expert_table, weights
 
 _FUSED = "ffn_gate_up_exps.weight"
+MAX_LAYERS, MAX_EXPERTS = 512, 512
+"""Limits of llama.cpp, which aborts beyond them."""
+
+_TABLE = "ffn_gate_tid2eid"
 _MISSING_KEY = re.compile(r"key not found in model: ([\w.-]+)")
 
 
@@ -71,9 +75,7 @@ def make(
     specs = [_spec(name, size, kind, shape, seed) for name, size in tensors.items()]
     if not 0 < shards <= len(specs):
         raise LabkitError(f"{shards} shards: give a number from 1 to {len(specs)}, the tensors.")
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return write_shards(path, header, specs, shards)[0]
+    return write_shards(Path(path), header, specs, shards)[0]
 
 
 def reads_fused(arch: str, worker: LlamaWorker) -> bool:
@@ -150,44 +152,62 @@ def _shape(arch: str, kind: GGMLQuantizationType, **wanted: int | None) -> Shape
     block = block_length(kind)
     if block > 32:
         given = {"d_model": block, "d_ff": block} | given
-    shape = default_shape(arch).with_(given)
-    if shape.d_model % block or shape.d_ff % block:
+    return check_shape(default_shape(arch).with_(given), kind)
+
+
+def check_shape(shape: Shape, kind: GGMLQuantizationType) -> Shape:
+    """The shape itself, if it can work with experts of a type.
+
+    Raises:
+        LabkitError: it cannot; the message gives the number and the rule.
+    """
+    block = block_length(kind)
+    if min(shape.d_model, shape.d_ff) < 1 or shape.d_model % block or shape.d_ff % block:
         raise LabkitError(
             f"{kind.name} packs {block} values of a row together, so d_model ({shape.d_model}) and "
             f"d_ff ({shape.d_ff}) must be multiples of {block}."
         )
-    if shape.d_model < 16 or shape.d_model % (4 * shape.heads):
+    if shape.d_model % (4 * shape.heads) and shape.d_head is None:
         raise LabkitError(
             f"d_model ({shape.d_model}) must be a multiple of {4 * shape.heads}: "
             f"{shape.heads} heads of a multiple of 4."
         )
-    if shape.layers < 1:
-        raise LabkitError(f"a model of {shape.layers} layers: give at least 1.")
-    if not 0 < shape.top_k <= shape.experts:
-        raise LabkitError(f"top_k ({shape.top_k}) must be from 1 to experts ({shape.experts}).")
+    for what, value, limit in (
+        ("layers", shape.layers, MAX_LAYERS),
+        ("experts", shape.experts, MAX_EXPERTS),
+        ("top_k", shape.top_k, shape.experts),
+    ):
+        if not 0 < value <= limit:
+            raise LabkitError(f"{what} is {value}, but must be from 1 to {limit}.")
     return shape
 
 
 def _spec(
     name: str, size: tuple[int, ...], expert: GGMLQuantizationType, shape: Shape, seed: int
 ) -> TensorSpec:
-    if "ffn_gate_tid2eid" in name:
-        kind = GGMLQuantizationType.I32
-    else:
-        kind = expert if parse_expert_tensor(name) else GGMLQuantizationType.F32
+    kind = tensor_type(name, expert)
 
     def write(file: BinaryIO) -> None:
-        if kind is GGMLQuantizationType.I32:
-            file.write(expert_table(size, shape.experts, name, seed).tobytes())
-        else:
-            file.write(quantise(_expert_or_dense(name, size, seed), kind))
+        file.write(tensor_bytes(name, size, kind, shape, seed))
 
     return TensorSpec(name, size, kind, write)
 
 
-def _expert_or_dense(name: str, size: tuple[int, ...], seed: int) -> np.ndarray:
+def tensor_type(name: str, expert: GGMLQuantizationType) -> GGMLQuantizationType:
+    """The type of a tensor in a tiny model whose experts have the type `expert`."""
+    if _TABLE in name:
+        return GGMLQuantizationType.I32
+    return expert if parse_expert_tensor(name) else GGMLQuantizationType.F32
+
+
+def tensor_bytes(
+    name: str, size: tuple[int, ...], kind: GGMLQuantizationType, shape: Shape, seed: int
+) -> bytes:
+    """The content of a tensor: random values that suit its name, as `kind`."""
+    if _TABLE in name:
+        return expert_table(size, shape.experts, name, seed).tobytes()
     if _FUSED not in name:
-        return weights(name, size, seed)
+        return quantise(weights(name, size, seed), kind)
     half = (size[0], size[1] // 2, size[2])
     parts = [weights(name.replace("gate_up", part), half, seed) for part in ("gate", "up")]
-    return np.concatenate(parts, axis=1)
+    return quantise(np.concatenate(parts, axis=1), kind)
