@@ -108,11 +108,17 @@ class FileReader:
             start -= start % BLOCK
             # The last block of a file is cut by the file's end, which the kernel allows.
             stop = -(-stop // BLOCK) * BLOCK
-        target = request.window.view(start, stop)
+        # A view that an error's traceback kept alive would keep the window from being unmapped.
+        with request.window.view(start, stop) as target:
+            return self._fill(request, target, start)
+
+    def _fill(self, request: ReadRequest, target: memoryview, start: int) -> int:
+        """Read from `start` until all that was asked for is there; bytes read."""
         done = 0
         while start + done < request.stop:
             try:
-                got = os.preadv(self._files[request.shard], [target[done:]], start + done)
+                with target[done:] as rest:
+                    got = os.preadv(self._files[request.shard], [rest], start + done)
             except OSError as error:
                 raise self._error(request, f"the system says: {error.strerror}") from error
             end = start + done + got

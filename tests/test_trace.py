@@ -1,0 +1,147 @@
+"""Traces survive being written and read, and files that users bring are read or refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from labkit.errors import TraceError
+from labkit.trace import COLUMNS, RouteTrace, RoutingBlock, TraceWarning
+
+PEER = Path(__file__).resolve().parents[2] / "shared" / "peer" / "qwen3-30b-a3b.route.csv"
+HEADER = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
+ROW = "0,1,5,3,0,17,0.25,0,4096"
+
+
+def block(phase: str, positions: list[int], layer: int) -> RoutingBlock:
+    rng = np.random.default_rng(layer)
+    n = len(positions)
+    experts = np.stack([rng.permutation(16)[:4] for _ in positions]).astype(np.int32)
+    resident = rng.random((n, 4)) < 0.5
+    weights = rng.random((n, 4), np.float32)
+    weights[0, 0] = np.nan
+    read_bytes = np.where(resident, 0, 4096)
+    return RoutingBlock(0, phase, layer, np.array(positions), experts, weights, resident, read_bytes)
+
+
+@pytest.fixture
+def trace() -> RouteTrace:
+    trace = RouteTrace(
+        model="/models/a model.gguf",
+        architecture="qwen3moe",
+        n_layers=3,
+        n_expert=16,
+        n_expert_used=4,
+        entry_bytes={1: 4096, 2: 4096},
+        dense_bytes={0: 10, 1: 20, 2: 30},
+        tokens=[(0, 7, "In"), (1, 8, " the"), (2, 9, " 太")],
+    )
+    trace.append(block("prefill", [0, 1], 1))
+    trace.append(block("prefill", [1], 2))
+    trace.append(block("decode", [2], 1))
+    trace.append(block("decode", [2], 2))
+    return trace
+
+
+def test_the_table_has_a_row_per_choice(trace: RouteTrace) -> None:
+    table = trace.table
+    assert list(table.columns) == list(COLUMNS)
+    assert len(table) == 4 * (2 + 1 + 1 + 1)
+    assert not table.duplicated(["turn", "phase", "step", "layer", "slot"]).any()
+    assert list(table["phase"].unique()) == ["prefill", "decode"]
+
+
+def test_csv_and_back(trace: RouteTrace, tmp_path: Path) -> None:
+    back = RouteTrace.from_csv(trace.to_csv(tmp_path / "t.csv"))
+    pd.testing.assert_frame_equal(
+        back.table, trace.table, check_dtype=False, rtol=1e-5, check_categorical=True
+    )
+    assert (back.architecture, back.n_layers, back.n_expert) == ("qwen3moe", 3, 16)
+    assert back.entry_bytes == trace.entry_bytes
+    assert back.dense_bytes == trace.dense_bytes
+
+
+def test_parquet_and_back_is_exact(trace: RouteTrace, tmp_path: Path) -> None:
+    back = RouteTrace.from_parquet(trace.to_parquet(tmp_path / "t.parquet"))
+    pd.testing.assert_frame_equal(back.table, trace.table)
+    assert back.tokens == trace.tokens
+    assert back.model == trace.model
+    assert back.entry_bytes == trace.entry_bytes
+
+
+def test_an_empty_trace_is_a_table_without_rows(tmp_path: Path) -> None:
+    path = RouteTrace(n_layers=1).to_csv(tmp_path / "t.csv")
+    assert len(RouteTrace.from_csv(path).table) == 0
+
+
+@pytest.mark.parametrize("extra", ["", ",0", ",0,1,2"], ids=["9", "10", "12"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["LF", "CRLF"])
+def test_more_columns_and_either_line_end(extra: str, end: str, tmp_path: Path) -> None:
+    names = ",".join(["", "dropped", "a", "b"][: extra.count(",") + 1])
+    path = tmp_path / "t.csv"
+    lines = ["# route_trace v1", HEADER + names, ROW + extra, ROW.replace("0.25", "nan") + extra]
+    path.write_bytes((end.join(lines) + end).encode())
+    table = RouteTrace.from_csv(path).table
+    assert table["expert"].tolist() == [17, 17]
+    assert np.isnan(table["weight"].tolist()[1])
+
+
+def test_a_cut_last_line_is_reported_not_guessed(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    for cut in (ROW[:-1], ROW[:9], ROW):
+        path.write_text("\n".join([HEADER, ROW, cut]))
+        with pytest.warns(TraceWarning, match="line 3 has no line end"):
+            assert len(RouteTrace.from_csv(path).table) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "column turn is missing"),
+        ("layer,expert\n1,2\n", "column turn is missing"),
+        (f"{HEADER}\n0,1,5\n", ":2: 3 values for 9 columns"),
+        (f"{HEADER}\n{ROW}\n{ROW.replace('17', 'x')}\n", ":3: expert is 'x'"),
+        (f"{HEADER}\n{ROW.replace('17', '-1')}\n", ":2: expert is negative"),
+        (f"{HEADER}\n{ROW.replace('17', '9' * 30)}\n", ":2: expert is"),
+        (f"{HEADER}\n0,2{ROW[3:]}\n", ":2: phase is neither"),
+        (f"# layer=x expert_bytes=1\n{HEADER}\n", "header line"),
+    ],
+)
+def test_nonsense_is_refused_with_its_line(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=message):
+        RouteTrace.from_csv(path)
+
+
+def test_binary_and_absent_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(bytes(range(256)))
+    for read in (RouteTrace.from_csv, RouteTrace.from_parquet):
+        with pytest.raises(TraceError):
+            read(path)
+        with pytest.raises(TraceError):
+            read(tmp_path / "absent")
+
+
+def test_a_trace_that_cannot_be_written_leaves_no_half_file(trace: RouteTrace) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    with pytest.raises(TraceError, match="cannot be written"):
+        trace.to_csv(full)
+    with pytest.raises(TraceError, match="cannot be written"):
+        trace.to_csv("/absent-folder/t.csv")
+
+
+def test_the_recorded_trace_of_the_peer_is_read() -> None:
+    if not PEER.exists():
+        pytest.skip("the peer's recorded trace is not beside this checkout")
+    trace = RouteTrace.from_csv(PEER)
+    assert (trace.architecture, trace.n_layers, trace.n_expert) == ("qwen3moe", 48, 128)
+    assert set(trace.entry_bytes) == set(range(48))
+    assert len(trace.table) == 44_766
+    assert trace.table["expert"].between(0, 127).all()
