@@ -58,7 +58,7 @@ def command(
         if as_json:
             emit_json({name: {"default": p.default} for name, p in declared.items()})
         for name, known in {} if as_json else declared.items():
-            stdout().print(f"{name} = {known.default!r}  [dim]{known.describe()}[/dim]")
+            stdout().print(f"{name} = {known.default!r}  ({known.describe()})", markup=False)
         return
 
     given = _given(parameter or [], declared, path.name)
@@ -91,8 +91,9 @@ def command(
         )
         return
     if finding:
-        stdout().print(f"[bold]{finding.title}[/bold]: {finding.finding}")
-    stdout().print(f"{run.wall_s:.1f} s. Results are in {executed.parent}", soft_wrap=True)
+        stdout().print(f"{finding.title}: {finding.finding}", markup=False)
+    where = f"{run.wall_s:.1f} s. Results are in {executed.parent}"
+    stdout().print(where, soft_wrap=True, markup=False)
 
 
 def _given(pairs: list[str], declared: Any, notebook: str) -> dict[str, Any]:

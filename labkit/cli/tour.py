@@ -49,6 +49,6 @@ def command(
     else:
         failed = f", {len(result.failed)} failed" if result.failed else ""
         stdout().print(f"{len(result.entries)} notebooks in {result.wall_s:.0f} s{failed}.")
-        stdout().print(f"Open {result.index}", soft_wrap=True)
+        stdout().print(f"Open {result.index}", soft_wrap=True, markup=False)
     if result.failed:
         raise typer.Exit(1)
