@@ -5,7 +5,7 @@ everywhere else, no network) and its theme. Every chart function takes DataFrame
 Altair chart whose title is the finding, computed from the data.
 """
 
-from labkit.charts.renderer import bundle, enable, png, show
+from labkit.charts.renderer import bundle, enable, png, show, still
 from labkit.charts.theme import (
     CATEGORICAL,
     DIVERGING,
@@ -29,6 +29,7 @@ __all__ = [
     "enable",
     "png",
     "show",
+    "still",
     "title",
 ]
 

@@ -62,20 +62,34 @@ def png(spec: dict[str, Any], *, scale: float | None = None) -> bytes:
     return _smaller(raw)
 
 
-def bundle(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
-    """Altair renderer: the mime bundle of Vega-Lite 5 JSON and a PNG (base64 text)."""
-    return {
-        VEGALITE_MIME: vegalite5(spec),
-        "image/png": base64.b64encode(png(spec)).decode("ascii"),
-        "text/plain": "<labkit chart: Vega-Lite 5 and PNG>",
-    }
+def still(spec: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Draw `spec` for a mime bundle: PNG as base64 text, and its size and words for metadata.
+
+    The size is that of the chart in CSS pixels: a picture drawn at scale 2 for sharpness must not
+    be shown at twice the size. The words are the chart's title, for those who cannot see it.
+    """
+    scale = 1.0 if _rows(spec) >= _BIG_ROWS else 2.0
+    raw = png(spec, scale=scale)
+    with Image.open(io.BytesIO(raw)) as image:
+        width, height = image.size
+    size = {"width": round(width / scale), "height": round(height / scale)}
+    return base64.b64encode(raw).decode("ascii"), {**size, "alt": _words(spec)}
+
+
+def bundle(spec: dict[str, Any], **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Altair renderer: a mime bundle of Vega-Lite 5 JSON and a PNG, and its metadata."""
+    picture, facts = still(spec)
+    words = f"<chart: {facts['alt']}>"
+    data = {VEGALITE_MIME: vegalite5(spec), "image/png": picture, "text/plain": words}
+    return data, {"image/png": facts}
 
 
 def show(chart: Any) -> None:
     """Display an Altair chart in the running notebook, through this renderer."""
     from IPython.display import display
 
-    display(bundle(chart.to_dict()), raw=True)
+    data, metadata = bundle(chart.to_dict())
+    display(data, metadata=metadata, raw=True)
 
 
 def enable() -> None:
@@ -92,6 +106,19 @@ def _rows(spec: dict[str, Any]) -> int:
     for values in spec.get("datasets", {}).values():
         total += values.count("\n") if isinstance(values, str) else len(values)
     return total
+
+
+def _words(spec: dict[str, Any]) -> str:
+    """Return the first title in `spec`, or in its parts, as one line."""
+    title = spec.get("title")
+    text = title.get("text") if isinstance(title, dict) else title
+    if text:
+        return " ".join(text) if isinstance(text, list) else str(text)
+    for parts in ("vconcat", "hconcat", "concat", "layer"):
+        for part in spec.get(parts, []):
+            if words := _words(part):
+                return words
+    return _words(spec["spec"]) if "spec" in spec else ""
 
 
 def _smaller(raw: bytes) -> bytes:

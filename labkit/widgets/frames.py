@@ -114,7 +114,7 @@ def routing_bits(weights: np.ndarray) -> float:
     bits: every layer shares it evenly. Only the chosen experts enter: it tells how undecided the
     choice was among them. NaN where the graph shows no weights.
     """
-    if weights.size == 0:
+    if weights.size == 0 or np.isnan(weights).any():
         return math.nan
     sums = weights.sum(axis=1, keepdims=True)
     shares = np.divide(weights, sums, out=np.zeros_like(weights), where=sums > 0)

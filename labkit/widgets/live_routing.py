@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ import pandas as pd
 import traitlets
 from IPython.display import display
 
+from labkit import charts
 from labkit.errors import LabkitError
 from labkit.widgets import player as players
 from labkit.widgets.frames import Decoded, Shape, encode, missed, routing_bits
@@ -122,12 +122,14 @@ class LiveRouting(anywidget.AnyWidget):
             self.run(prompt, n_tokens)
             display(self)
             return
-        handle = display(self._bundle(picture=False), raw=True, display_id=True)
+        data, _ = self._bundle(picture=False)
+        handle = display(data, raw=True, display_id=True)
         try:
             self.run(prompt, n_tokens)
         finally:
             if handle is not None:
-                handle.update(self._bundle(picture=True), raw=True)
+                data, metadata = self._bundle(picture=True)
+                handle.update(data, raw=True, metadata=metadata)
 
     def run(self, prompt: str | None = None, n_tokens: int | None = None) -> None:
         """Generate in this thread; raises what the generation raises, and shows it as well."""
@@ -242,14 +244,16 @@ class LiveRouting(anywidget.AnyWidget):
         raise LabkitError("There are no prompts to pick from: give `prompts`, or a prompt.")
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        return self._bundle(picture=True), {}
+        return self._bundle(picture=True)
 
-    def _bundle(self, *, picture: bool) -> dict[str, Any]:
+    def _bundle(self, *, picture: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the mime bundle of an output and its metadata."""
         data: dict[str, Any] = {"text/plain": f"<live routing of {self.facts['model']}>"}
+        metadata: dict[str, Any] = {}
         if draws_widgets():
             view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
             data[_WIDGET_MIME] = view
         if picture:
-            png = run_picture(self._steps, self._shape)
-            data["image/png"] = base64.b64encode(png).decode("ascii")
-        return data
+            spec = run_picture(self._steps, self._shape)
+            data["image/png"], metadata["image/png"] = charts.still(spec)
+        return data, metadata

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import altair as alt
 import numpy as np
@@ -22,14 +22,19 @@ _LINES = 9
 _LINE_PX = 22
 _COLUMN_PX = 8.1
 _WIDTH_PX = int(_COLUMNS * _COLUMN_PX)
+#: A picture drops spaces at the ends of a text mark, unless they are of the unbreakable kind.
+_SPACE = "\u00a0"
 _MONOSPACE = "DejaVu Sans Mono, Menlo, Consolas, monospace"
 
 
-def run_picture(steps: Sequence[TokenStep], shape: Shape) -> bytes:
-    """Draw a run as PNG bytes: its last lines of text by entropy, its last token in the heatmap."""
+def run_picture(steps: Sequence[TokenStep], shape: Shape) -> dict[str, Any]:
+    """Return the chart of a run: its last lines of text by entropy, its last token in the heatmap.
+
+    The result is a Vega-Lite spec for `labkit.charts.still` or `png`.
+    """
     if not steps:
         empty = charts.title("No run yet", "In JupyterLab: press Play.", width_px=_WIDTH_PX)
-        return charts.png(_text_chart(pd.DataFrame(), empty).to_dict())
+        return _text_chart(pd.DataFrame(), empty).to_dict()
     cells, last = _heat(steps, shape), _last_choices(steps[-1])
     generated = sum(step.phase != "prefill" for step in steps)
     hit = np.concatenate([step.hit.ravel() for step in steps if step.phase != "prefill"] or [[]])
@@ -40,11 +45,17 @@ def run_picture(steps: Sequence[TokenStep], shape: Shape) -> bytes:
     )
     if hit.size:
         finding += f"; {100 * hit.mean():.0f} % of the choices while generating were in the cache"
-    detail = (
-        "Text coloured by the entropy of its routing (darker: less decided), the prompt in grey."
-    )
-    text = _text_chart(_placed(steps), charts.title(finding, detail, width_px=_WIDTH_PX))
-    return charts.png(alt.vconcat(text, _heat_chart(cells, last, shape), spacing=18).to_dict())
+    words = _placed(steps)
+    detail = "The prompt is grey."
+    bits = words["entropy_bits"].to_numpy()
+    if np.isfinite(bits).any():
+        low, high = np.nanmin(bits), np.nanmax(bits)
+        detail = (
+            f"Text coloured by the entropy of its routing, {low:.2f} bits (pale) to {high:.2f} "
+            "bits (dark: less decided). The prompt is grey."
+        )
+    text = _text_chart(words, charts.title(finding, detail, width_px=_WIDTH_PX))
+    return alt.vconcat(text, _heat_chart(cells, last, shape), spacing=18).to_dict()
 
 
 def _text_chart(table: pd.DataFrame, title: alt.TitleParams) -> alt.LayerChart | alt.FacetChart:
@@ -52,7 +63,7 @@ def _text_chart(table: pd.DataFrame, title: alt.TitleParams) -> alt.LayerChart |
         table = pd.DataFrame({"x": [0.0], "x2": [0.0], "y": [0], "y2": [1], "text": [""]})
         table = table.assign(entropy_bits=0.0, prompt=False)
     x_scale = alt.Scale(domain=[0, _COLUMNS], nice=False)
-    lines = int(table["y"].max()) + 1
+    lines = int(table["y"].to_numpy().max()) + 1
     y_scale = alt.Scale(domain=[0, lines], reverse=True, nice=False)
     base = alt.Chart(table, title=title, width=_WIDTH_PX, height=lines * _LINE_PX)
     shades = alt.Scale(zero=False, range=charts.SEQUENTIAL[:4])
@@ -88,7 +99,7 @@ def _heat_chart(
     )
     heat = alt.Color(
         "heat:Q",
-        title="share of the tokens before, older ones count less",
+        title="share of recent tokens",
         legend=alt.Legend(format=".0%", orient="bottom", gradientLength=180),
     )
     base = alt.Chart(cells, width=_WIDTH_PX, height=height)
@@ -157,7 +168,7 @@ def _placed(steps: Sequence[TokenStep]) -> pd.DataFrame:
 def _pieces(text: str, before: list[dict]) -> Iterator[tuple[int, int, int, str]]:
     """Cut a token's text at line ends and at the right edge: (column, line, width, piece)."""
     x, line = (before[-1]["x2"], before[-1]["y"]) if before else (0, 0)
-    for number, part in enumerate(text.replace("\t", "    ").split("\n")):
+    for number, part in enumerate(text.replace("\t", "    ").replace(" ", _SPACE).split("\n")):
         if number:
             x, line = 0, line + 1
         width = sum(_width(character) for character in part)
