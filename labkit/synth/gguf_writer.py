@@ -51,7 +51,7 @@ class TensorSpec:
     name: str
     shape: tuple[int, ...]
     type: GGMLQuantizationType
-    write: Callable[[BinaryIO], None]
+    write: Callable[[BinaryIO], object]
 
     @property
     def nbytes(self) -> int:
@@ -114,6 +114,13 @@ def _write(
             progress(tensor.nbytes)
 
 
+def shard_path(path: Path, number: int, shards: int) -> Path:
+    """The file of shard `number` (from 0) of a model that is to be written to `path`."""
+    if shards == 1:
+        return path
+    return path.with_name(f"{path.stem}-{number + 1:05d}-of-{shards:05d}.gguf")
+
+
 def write_shards(
     path: Path,
     metadata: dict[str, Any],
@@ -143,7 +150,7 @@ def write_shards(
                 "split.count": np.uint16(shards),
                 "split.tensors.count": np.int32(len(tensors)),
             }
-            shard = path.with_name(f"{path.stem}-{number + 1:05d}-of-{shards:05d}.gguf")
+            shard = shard_path(path, number, shards)
             write_gguf(shard, (metadata if number == 0 else {}) | split, part, progress)
             written.append(shard)
     except BaseException:

@@ -147,26 +147,29 @@ def plan_large(
     wide = {key: ON_DEMAND[key.removeprefix(f"{arch}.")](shape) for key in keys}
     header = header | wide | describe(arch, shape)
 
-    kinds = {_kind_of(layer, thin): layer for layer in reversed(range(short_shape.layers))}
+    kinds = _layer_kinds(thin)
+    like = {kinds[layer]: layer for layer in reversed(range(short_shape.layers))}
     tensors = {}
     for name, narrow in thin.items():
-        like = name
+        model = name
         if name.startswith("blk."):
             _, layer, leaf = name.split(".", 2)
-            like = f"blk.{kinds[_kind_of(int(layer), thin)]}.{leaf}"
+            model = f"blk.{like[kinds[int(layer)]]}.{leaf}"
         tensors[name] = tuple(
             shape.experts if (n, w) == (shape.experts, few) else w
-            for n, w in zip(narrow, short[like], strict=True)
+            for n, w in zip(narrow, short[model], strict=True)
         )
     return header, tensors
 
 
-def _kind_of(layer: int, tensors: dict[str, tuple[int, ...]]) -> frozenset:
-    start = f"blk.{layer}."
-    own = ((name.removeprefix(start), size) for name, size in tensors.items())
-    return frozenset(
-        item for item, name in zip(own, tensors, strict=True) if name.startswith(start)
-    )
+def _layer_kinds(tensors: dict[str, tuple[int, ...]]) -> dict[int, frozenset]:
+    """For each layer the names and shapes of its tensors; layers alike have equal ones."""
+    kinds: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
+    for name, size in tensors.items():
+        if name.startswith("blk."):
+            _, layer, leaf = name.split(".", 2)
+            kinds.setdefault(int(layer), []).append((leaf, size))
+    return {layer: frozenset(leaves) for layer, leaves in kinds.items()}
 
 
 def _spec(

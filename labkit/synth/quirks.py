@@ -30,7 +30,7 @@ def _mla(shape: Shape) -> Keys:
 
 def _grouped(shape: Shape) -> Keys:
     """Routing in two steps: the best half of four groups, then the best experts in them."""
-    if shape.experts % 4 or shape.top_k > shape.experts // 2:
+    if shape.experts < 8 or shape.experts % 4 or shape.top_k > shape.experts // 2:
         return {}
     return {"expert_group_count": 4, "expert_group_used_count": 2}
 
