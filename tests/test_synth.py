@@ -173,10 +173,11 @@ def test_an_abort_of_llama_cpp_is_an_error_and_the_next_job_works(
     [
         ("qwen3moe", {"quant": "Q9_9"}, "choose one of"),
         ("qwen3moe", {"quant": "Q4_K", "d_ff": 64}, "multiples of 256"),
-        ("qwen3moe", {"top_k": 9}, "from 1 to experts"),
+        ("qwen3moe", {"top_k": 9}, "top_k is 9, but must be from 1 to 8"),
+        ("qwen3moe", {"experts": 513}, "from 1 to 512"),
         ("qwen3moe", {"d_model": 60}, "multiple of 16"),
         ("qwen3moe", {"shards": 1000}, "from 1 to"),
-        ("qwen3moe", {"layers": 0}, "at least 1"),
+        ("qwen3moe", {"layers": 0}, "layers is 0, but must be from 1 to 512"),
         ("mamba", {}, "no routed experts"),
         ("no-such-arch", {}, "unknown model architecture"),
     ],

@@ -118,7 +118,8 @@ def test_shards_of_a_large_model(synth_worker: synth.LlamaWorker, tmp_path: Path
 def test_sizes_that_cannot_be_met_are_explained(synth_worker: synth.LlamaWorker, tmp_path: Path):
     path = tmp_path / "model.gguf"
     rigid = SMALL | {"size_gib": 0.05, "layers": 3, "experts": 200}
-    for wishes in ({"size_gib": 0.01}, rigid):
+    tiny: dict[str, Any] = {"size_gib": 0.01}
+    for wishes in (tiny, rigid):
         with pytest.raises(LabkitError, match="cannot be met"):
             synth.make_large("qwen3moe", path, worker=synth_worker, **wishes)
     assert list(tmp_path.iterdir()) == []
