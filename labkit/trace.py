@@ -256,7 +256,8 @@ def _empty() -> pd.DataFrame:
 
 def _finish(table: pd.DataFrame) -> pd.DataFrame:
     table = table.sort_values(["turn", "phase", "step", "layer", "slot"], kind="stable")
-    table["phase"] = pd.Categorical.from_codes(table["phase"].to_numpy(), categories=PHASES)
+    kind = pd.CategoricalDtype(PHASES)
+    table["phase"] = pd.Categorical.from_codes(table["phase"].to_numpy(), dtype=kind)
     return table.reset_index(drop=True).loc[:, list(COLUMNS)]
 
 

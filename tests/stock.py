@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -49,3 +50,44 @@ def logits(path: Path, prompt: list[int], steps: int, *, threads: int = 2) -> np
         llama.llama_free(context)
         llama.llama_model_free(model)
     return np.stack(rows)
+
+
+def observe(path: Path, prompt: list[int], prefixes: tuple[bytes, ...]) -> dict[bytes, np.ndarray]:
+    """Values of the named nodes of one prefill graph, read as rows: name -> (rows, ne[0]).
+
+    I32 nodes are read by their strides; `name + b" flat"` holds as many values without them.
+    """
+    llama = ggml.llama()
+    found: dict[bytes, np.ndarray] = {}
+    prototype = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_size_t, ctypes.c_bool, ctypes.c_size_t)
+
+    def on_node(address: int, ask: bool, _: int) -> bool:
+        node = ggml.tensor_at(address)
+        if not node.name.startswith(prefixes):
+            return False
+        if not ask:
+            columns, rows = node.ne[0], node.ne[1]
+            kind = ctypes.c_int32 if node.type == 26 else ctypes.c_float
+            read = [
+                kind.from_address(node.data + row * node.nb[1] + column * node.nb[0]).value
+                for row in range(rows)
+                for column in range(columns)
+            ]
+            found[node.name] = np.array(read).reshape(rows, columns)
+            flat = (kind * (rows * columns)).from_address(node.data)
+            found[node.name + b" flat"] = np.array(flat).reshape(rows, columns)
+        return True
+
+    callback = prototype(on_node)
+    params = llama.llama_model_default_params()
+    params.n_gpu_layers = 0
+    model = llama.llama_model_load_from_file(os.fsencode(path), params)
+    options = llama.llama_context_default_params()
+    options.n_ctx = options.n_batch = options.n_ubatch = 256
+    options.cb_eval = ctypes.cast(callback, llama.ggml_backend_sched_eval_callback)
+    context = llama.llama_init_from_model(model, options)
+    tokens = (ctypes.c_int32 * len(prompt))(*prompt)
+    assert llama.llama_decode(context, llama.llama_batch_get_one(tokens, len(prompt))) == 0
+    llama.llama_free(context)
+    llama.llama_model_free(model)
+    return found

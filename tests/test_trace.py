@@ -24,7 +24,9 @@ def block(phase: str, positions: list[int], layer: int) -> RoutingBlock:
     weights = rng.random((n, 4), np.float32)
     weights[0, 0] = np.nan
     read_bytes = np.where(resident, 0, 4096)
-    return RoutingBlock(0, phase, layer, np.array(positions), experts, weights, resident, read_bytes)
+    return RoutingBlock(
+        0, phase, layer, np.array(positions), experts, weights, resident, read_bytes
+    )
 
 
 @pytest.fixture

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import threading
+from collections.abc import Iterator
 from types import ModuleType
 
 logger = logging.getLogger("labkit.llama")
@@ -14,9 +16,10 @@ logger.addHandler(logging.NullHandler())
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUE = 5
 
-_recent: collections.deque[str] = collections.deque(maxlen=64)
+_recent: collections.deque[tuple[int, str]] = collections.deque(maxlen=64)
 _partial: dict[int, tuple[int, str]] = {}
 _keep_alive: list = []
+_highest = logging.CRITICAL
 
 
 def install(llama: ModuleType) -> None:
@@ -42,8 +45,8 @@ def _emit(level: int, line: str) -> None:
     if not line.strip():
         return
     if level >= logging.WARNING:
-        _recent.append(line.strip())
-    logger.log(level, line)
+        _recent.append((level, line.strip()))
+    logger.log(min(level, _highest), line)
 
 
 def forget() -> None:
@@ -52,5 +55,19 @@ def forget() -> None:
 
 
 def reason() -> str:
-    """The warnings and errors since `forget`, for an exception's message."""
-    return "; ".join(_recent) or "llama.cpp gave no reason"
+    """The errors since `forget`, or the warnings if there were none, for an exception's message."""
+    for least in (logging.ERROR, logging.WARNING):
+        if lines := [line for level, line in _recent if level >= least]:
+            return "; ".join(lines)
+    return "llama.cpp gave no reason"
+
+
+@contextlib.contextmanager
+def failure_expected() -> Iterator[None]:
+    """Log at debug level what llama.cpp says in this block, where an aborted graph is the aim."""
+    global _highest
+    before, _highest = _highest, logging.DEBUG
+    try:
+        yield
+    finally:
+        _highest = before

@@ -15,6 +15,7 @@ import numpy as np
 from labkit.errors import SessionError, StreamingRefusedError
 from labkit.gguf_map import GGUFMap, open_gguf
 from labkit.policy import LRU
+from labkit.runtime import llama_log
 from labkit.runtime.budget import BudgetWarning, cliff_warning, default_cache_bytes
 from labkit.runtime.hook import RouterHook
 from labkit.runtime.interrupt import InterruptGuard
@@ -143,7 +144,8 @@ class Session:
         def show_graph() -> None:
             self._hook.abort.set()
             try:
-                model.decode([0], 0, [True])
+                with llama_log.failure_expected():
+                    model.decode([0], 0, [True])
             finally:
                 self._hook.abort.clear()
 
