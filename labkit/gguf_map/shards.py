@@ -41,14 +41,15 @@ def _only_model_in(directory: Path) -> Path:
     models: dict[str, Path] = {}
     for file in files:
         match = _SHARD.fullmatch(file.name)
-        models.setdefault(f"{match[1]} ({match[3]} shards)" if match else file.name, file)
+        models.setdefault(match[1] + match[3] if match else file.name, file)
     if len(models) > 1:  # a vision projector lies beside its model and is not one itself
         models = {k: v for k, v in models.items() if not k.lower().startswith("mmproj")} or models
     if not models:
         hint = f" Perhaps {deeper[0]} is meant." if deeper else ""
         raise NotAModelError(f"{directory}: a directory without any .gguf file.{hint}")
     if len(models) > 1:
-        names = list(models)[:_LISTED] + (["..."] if len(models) > _LISTED else [])
+        names = [file.name for file in models.values()]
+        names = names[:_LISTED] + (["..."] if len(names) > _LISTED else [])
         raise ModelFileError(
             f"{directory}: holds {len(models)} models; give the path of one: {', '.join(names)}."
         )
