@@ -147,9 +147,8 @@ def _jupyter() -> Iterator[Check]:
     if int((_version("jupyterlab") or "0").split(".")[0]) < 4:
         yield Check("jupyter", "problem", found, "pip install 'jupyterlab>=4.2'")
         return
-    absent = [
-        name for name in ("@jupyter-widgets/jupyterlab-manager", "anywidget") if not _lab(name)
-    ]
+    extensions = ("@jupyter-widgets/jupyterlab-manager", "anywidget")
+    absent = [name for name in extensions if not _lab_sees(name)]
     if absent:
         yield Check(
             "jupyter",

@@ -1,0 +1,112 @@
+"""The command line's own promises: quick help, one message for an error, exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from notebook_factory import write_notebook
+
+from labkit import __version__
+from labkit.cli import COMMANDS
+from labkit.cli.run import joined_pairs
+
+MAIN = "import sys; sys.argv[0] = 'labkit'; from labkit.cli import main; main()"
+
+
+def labkit(*args: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", MAIN, *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+
+
+def test_help_names_every_command():
+    shown = labkit("--help")
+    assert shown.returncode == 0
+    for name in COMMANDS:
+        assert f" {name} " in shown.stdout
+        assert labkit(name, "--help").returncode == 0
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys\ntry:\n    from labkit.cli import app; app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'llama_cpp', 'numpy', 'pandas', 'altair', 'papermill', 'nbformat', 'gguf'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_version():
+    assert labkit("--version").stdout == f"labkit {__version__}\n"
+
+
+def test_labkit_error_is_one_message_and_exit_code_1(tmp_path):
+    done = labkit("run", tmp_path / "absent.ipynb")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: there is no notebook at")
+    assert "Traceback" not in done.stderr
+
+
+def test_wrong_use_is_exit_code_2(tmp_path):
+    notebook = write_notebook(tmp_path / "a.ipynb", "1", parameters="seed = 1")
+    for args in (["nonsense"], ["run"], ["run", notebook, "-p", "seed"], ["tour", "-m", "absent"]):
+        assert labkit(*args).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "joined"),
+    [
+        (["a", "-p", "seed", "-1"], ["a", "-p", "seed=-1"]),
+        (["-p", "a=1", "-p", "text", "x=y z"], ["-p", "a=1", "-p", "text=x=y z"]),
+        (["--parameter", "a", "1", "-o", "out"], ["--parameter", "a=1", "-o", "out"]),
+        (["-p"], ["-p"]),
+        (["-p", "a"], ["-p", "a"]),
+    ],
+)
+def test_pairs_of_papermill_are_joined(given, joined):
+    assert joined_pairs(given) == joined
+
+
+def test_run_refuses_an_unknown_parameter(tmp_path):
+    notebook = write_notebook(tmp_path / "a.ipynb", "1", parameters="cache_mib = 64")
+    done = labkit("run", notebook, "-p", "cache_mbb", "64", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "nearest is `cache_mib`" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_run_writes_results_and_reads_paths_from_where_it_is_called(tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    cell = "from labkit.experiment import write_finding\nwrite_finding(out_dir, 'T', model)"
+    notebook = write_notebook(
+        tmp_path / "notebooks" / "a.ipynb", cell, parameters="model = ''\nout_dir = '../runs/a'"
+    )
+    (tmp_path / "my.gguf").touch()
+    done = labkit("run", notebook, "-p", "model", "my.gguf", "-o", "out", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["finding"] == str(tmp_path / "my.gguf")
+    assert result["parameters"]["out_dir"] == str(tmp_path / "out")
+    for name in ("a.ipynb", "a.html", "finding.json"):
+        assert (tmp_path / "out" / name).is_file()
+
+
+def test_run_reports_a_dead_kernel(tmp_path):
+    notebook = write_notebook(tmp_path / "a.ipynb", "import os; os.kill(os.getpid(), 9)")
+    done = labkit("run", notebook, "-o", tmp_path / "out")
+    assert done.returncode == 1
+    assert "the kernel died in cell [1]" in done.stderr
+    assert (tmp_path / "out" / "a.html").is_file()
+
+
+def test_list_shows_parameters_and_runs_nothing(tmp_path):
+    notebook = write_notebook(tmp_path / "a.ipynb", "1 / 0", parameters="seed = 1\nmodel = ''")
+    assert "seed = 1  (int)" in labkit("run", notebook, "--list").stdout
+    listed = json.loads(labkit("run", notebook, "--list", "--json").stdout)
+    assert listed == {"seed": {"default": 1}, "model": {"default": ""}}
