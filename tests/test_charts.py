@@ -113,7 +113,7 @@ def contrast(one: str, other: str) -> float:
 
 def test_long_titles_wrap() -> None:
     title = charts.title("word " * 40, "small print " * 30, width_px=400).to_dict()
-    assert max(len(line) for line in title["text"]) <= 400 / 8
+    assert max(len(line) for line in title["text"]) <= 400 / 7.5
     assert max(len(line) for line in title["subtitle"]) <= 400 / 6
 
 
@@ -126,3 +126,105 @@ def test_a_sharp_picture_is_shown_at_the_size_of_the_chart_and_says_what_it_show
     assert facts["alt"] == "Expert 3 is busy"
     width, height = picture(dict(data)).size
     assert (width, height) == pytest.approx((2 * facts["width"], 2 * facts["height"]), abs=1)
+
+
+# ---- routing ------------------------------------------------------------------------------------
+
+
+def routing(choices: list[list[list[int]]], phase: str = "decode") -> pd.DataFrame:
+    """A routing table from choices[token][layer] = chosen experts; an empty list: not routed."""
+    rows = [
+        {"phase": phase, "step": 10 + step, "layer": layer, "slot": slot, "expert": expert}
+        for step, layers in enumerate(choices)
+        for layer, experts in enumerate(layers)
+        for slot, expert in enumerate(experts)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_load_counts_every_expert_also_those_that_nobody_chose() -> None:
+    table = routing([[[0, 1], [2, 3]], [[0, 2], []]])
+    load = charts.load_table(table, n_expert=4).set_index(["layer", "expert"])
+    assert len(load) == 8
+    assert load.loc[(0, 0), "tokens"] == 2
+    assert load.loc[(0, 0), "share_pct"] == 100
+    assert load.loc[(0, 0), "times_fair"] == 2  # 100 % where even routing gives 50 %
+    assert load.loc[(0, 3), "tokens"] == 0
+    assert load.loc[(1, 2), "share_pct"] == 100  # of the one token that layer 1 routed
+
+
+def test_churn_and_active_set_over_time() -> None:
+    table = routing([[[0, 1]], [[0, 1]], [[0, 2]], [[3, 4]]])
+    series = charts.over_time_table(table, n_expert=8, window=3)
+    assert list(series["step"]) == [11, 12, 13]
+    assert list(series["churn_pct"]) == [0, 50, 100]
+    assert np.isnan(series["active_pct"].iloc[0])
+    assert list(series["active_pct"].iloc[1:]) == [100 * 3 / 8, 100 * 5 / 8]
+
+
+def test_a_layer_that_did_not_route_a_token_is_left_out_of_the_means() -> None:
+    table = routing([[[0, 1], []], [[0, 2], [5, 6]], [[0, 2], [5, 7]]])
+    series = charts.over_time_table(table, n_expert=8, window=2)
+    assert list(series["churn_pct"]) == [50, 25]
+
+
+def test_overlap_of_the_same_tokens_in_two_runs() -> None:
+    one = routing([[[0, 1], [2, 3]], [[4, 5], [6, 7]]])
+    other = routing([[[1, 0], [2, 4]], [[6, 7], []]])
+    other["step"] += 90  # another place in another text
+    overlap = charts.overlap_table(one, other)
+    assert overlap.to_dict("list") == {
+        "token": [0, 0, 1],
+        "layer": [0, 1, 0],
+        "overlap_pct": [100, 50, 0],
+    }
+
+
+def random_routing(
+    tokens: int = 60, layers: int = 6, experts: int = 16, k: int = 4
+) -> pd.DataFrame:
+    rng = np.random.default_rng(1)
+    return routing(
+        [[list(rng.permutation(experts)[:k]) for _ in range(layers)] for _ in range(tokens)]
+    )
+
+
+def test_titles_are_computed_from_the_data() -> None:
+    table = routing([[[3, 1]], [[3, 2]], [[3, 0]]] * 8)
+    title = " ".join(charts.expert_load(table, 8).to_dict()["title"]["text"])
+    assert "Expert 3 of layer 0 works 4.0 times its fair share" in title
+    assert "4 of 8 were never chosen" in title
+
+    title = " ".join(charts.active_set_and_churn(table, 8).to_dict()["title"]["text"])
+    assert "50 % of the experts change (random routing: 75 %)" in title
+    assert "16 tokens in a row need 50 % of all experts" in title
+
+
+def test_random_routing_meets_its_own_baselines() -> None:
+    table = random_routing(tokens=400)
+    series = charts.over_time_table(table, 16)
+    assert series["churn_pct"].mean() == pytest.approx(75, abs=2)
+    assert series["active_pct"].mean() == pytest.approx(100 * (1 - 0.75**16), abs=2)
+
+
+def test_two_contexts_side_by_side_share_one_scale() -> None:
+    one, other = random_routing(40), random_routing(40)
+    other["expert"] = other["expert"] // 2 * 2  # unevenly used, so that the scales would differ
+    chart = charts.same_tokens_two_contexts({"prose": one, "code": other}, 16, control_pct=80)
+    spec = chart.to_dict()
+    domains = [panel["encoding"]["color"]["scale"]["domain"] for panel in spec["hconcat"]]
+    assert domains[0] == domains[1]
+    assert [panel["title"] for panel in spec["hconcat"]] == ["after prose", "after code"]
+    assert "two prose contexts keep 80 %" in " ".join(spec["title"]["subtitle"])
+
+
+@pytest.mark.parametrize("make", ["load", "time", "contexts"])
+def test_routing_charts_are_drawn(make: str) -> None:
+    table = random_routing()
+    chart = {
+        "load": lambda: charts.expert_load(table, 16),
+        "time": lambda: charts.active_set_and_churn(table, 16),
+        "contexts": lambda: charts.same_tokens_two_contexts({"a": table, "b": table}, 16),
+    }[make]()
+    image = np.asarray(Image.open(io.BytesIO(charts.png(chart.to_dict()))).convert("RGB"))
+    assert len(np.unique(image.reshape(-1, 3), axis=0)) > 20

@@ -6,6 +6,12 @@ Altair chart whose title is the finding, computed from the data.
 """
 
 from labkit.charts.renderer import bundle, enable, png, show, still
+from labkit.charts.routing import (
+    active_set_and_churn,
+    expert_load,
+    same_tokens_two_contexts,
+)
+from labkit.charts.routing_tables import load_table, over_time_table, overlap_table
 from labkit.charts.theme import (
     CATEGORICAL,
     DIVERGING,
@@ -25,9 +31,15 @@ __all__ = [
     "INK",
     "ROLE_COLOURS",
     "SEQUENTIAL",
+    "active_set_and_churn",
     "bundle",
     "enable",
+    "expert_load",
+    "load_table",
+    "over_time_table",
+    "overlap_table",
     "png",
+    "same_tokens_two_contexts",
     "show",
     "still",
     "title",

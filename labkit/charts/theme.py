@@ -113,8 +113,8 @@ def title(finding: str, detail: str = "", *, width_px: int = 560) -> alt.TitlePa
     `finding` is a sentence computed from the data; `detail` is the small print: what was measured,
     over what, and what a reader may compare it with.
     """
-    columns = max(24, int(width_px / 8.2))
-    small = max(30, int(width_px / 6.3))
+    columns = max(24, int(width_px / 7.9))
+    small = max(30, int(width_px / 6.0))
     lines = textwrap.wrap(finding, columns) or [""]
     if detail:
         return alt.TitleParams(text=lines, subtitle=textwrap.wrap(detail, small))
