@@ -5,7 +5,7 @@ everywhere else, no network) and its theme. Every chart function takes DataFrame
 Altair chart whose title is the finding, computed from the data.
 """
 
-from labkit.charts.renderer import bundle, enable, png, show, still
+from labkit.charts.renderer import bundle, enable, finding, png, show, still
 from labkit.charts.routing import (
     active_set_and_churn,
     expert_load,
@@ -35,6 +35,7 @@ __all__ = [
     "bundle",
     "enable",
     "expert_load",
+    "finding",
     "load_table",
     "over_time_table",
     "overlap_table",

@@ -92,6 +92,11 @@ def show(chart: Any) -> None:
     display(data, metadata=metadata, raw=True)
 
 
+def finding(chart: Any) -> str:
+    """Return the title of an Altair chart as one line of text."""
+    return _words(chart.to_dict())
+
+
 def enable() -> None:
     """Enable the renderer and the data transformer (done by `import labkit.charts`)."""
     alt.renderers.register("labkit", bundle)
