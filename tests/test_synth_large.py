@@ -64,7 +64,7 @@ def test_tokens_route_with_variety_and_experts_are_unevenly_popular(
         table = session.trace.table
     for layer in session.map.moe_layers[:-1]:  # the last one routes the last token only
         loads = table[table.layer == layer].expert.value_counts()
-        assert len(loads) > 0.8 * session.map.n_expert
+        assert len(loads) > 0.6 * session.map.n_expert
         assert loads.iloc[0] > 3 * loads.median()
         assert loads.iloc[0] < 0.9 * table.step.nunique()
 

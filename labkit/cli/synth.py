@@ -33,10 +33,11 @@ def command(
     out: Annotated[Path, typer.Argument(help="The GGUF file to write.")],
     size_gib: Annotated[
         float | None,
-        typer.Option(
-            min=0.001, metavar="GIB", help="Size of the files; without it the model is tiny."
-        ),
+        typer.Option(min=0.001, metavar="GIB", help="A large model of this size."),
     ] = None,
+    large: Annotated[
+        bool, typer.Option("--large", help="A large model, as big as its shape makes it.")
+    ] = False,
     quant: Annotated[
         str | None,
         typer.Option(
@@ -62,13 +63,13 @@ def command(
         ),
     ] = False,
 ) -> None:
-    """Make a MoE model with random weights: tiny, or with --size-gib for experiments at scale.
+    """Make a MoE model with random weights: tiny, or large for experiments at scale.
 
     It has no tokenizer: run it from token ids.
     """
     from labkit.cli.console import emit_json, stdout
     from labkit.gguf_map import open_gguf
-    from labkit.synth import LlamaWorker
+    from labkit.synth import LlamaWorker, make
     from labkit.synth.gguf_writer import shard_path
 
     if out.is_dir():
@@ -83,7 +84,10 @@ def command(
     options |= {"shards": shards, "seed": seed}
     with LlamaWorker() as worker:
         start = time.perf_counter()
-        first = _make(arch, out, size_gib, worker, options)
+        if large or size_gib is not None:
+            first = _make_large(arch, out, size_gib, worker, options)
+        else:
+            first = make(arch, out, worker=worker, **options)
         wall_s = time.perf_counter() - start
         checked = _check(first, worker) if check else None
     facts = _facts(open_gguf(first), wall_s, checked)
@@ -104,20 +108,17 @@ def _require_name(arch: str) -> None:
         raise LabkitError(f"no architecture is called {arch}. {hint}See: labkit synth --list")
 
 
-def _make(
+def _make_large(
     arch: str, out: Path, size_gib: float | None, worker: LlamaWorker, options: dict[str, Any]
 ) -> Path:
-    from labkit import synth
-
-    if size_gib is None:
-        return synth.make(arch, out, worker=worker, **options)
     from rich.progress import Progress
 
     from labkit.cli.console import stderr
+    from labkit.synth import make_large
 
     with Progress(console=stderr(), transient=True) as bar:
         task = bar.add_task("writing", total=None)
-        return synth.make_large(
+        return make_large(
             arch,
             out,
             size_gib=size_gib,

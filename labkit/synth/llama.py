@@ -93,12 +93,12 @@ class LlamaWorker:
         if self._process is None:
             with self._stderr.open("w") as stderr:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "labkit.synth.worker"],
+                    [sys.executable, "-P", "-m", "labkit.synth.worker"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=stderr,
                     env=os.environ | {"GGML_NO_BACKTRACE": "1"},  # it would call a debugger
-                    text=True,
+                    encoding="utf-8",
                 )
         return self._process
 

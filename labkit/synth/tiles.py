@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType
 from gguf.constants import GGML_QUANT_SIZES
 
 from labkit.synth.quantise import quantise
-from labkit.synth.values import generator
+from labkit.synth.values import generator, spread
 
 _PATTERN_VALUES = 1 << 20
 _CHUNK_BYTES = 8 << 20
@@ -29,7 +29,7 @@ def write_tiled(
 
     Where in the pattern the tensor begins follows from its name and the seed.
     """
-    pattern, period = _pattern(kind, row_length, seed)
+    pattern, period = _pattern(kind, spread(name, row_length), seed)
     _, block_bytes = GGML_QUANT_SIZES[kind]
     blocks = period // block_bytes
     position = int(generator(seed, name).integers(blocks)) * block_bytes
@@ -41,13 +41,13 @@ def write_tiled(
 
 
 @functools.lru_cache(maxsize=4)
-def _pattern(kind: GGMLQuantizationType, row_length: int, seed: int) -> tuple[memoryview, int]:
-    """(the pattern repeated to at least `_CHUNK_BYTES`, bytes of one period)."""
+def _pattern(kind: GGMLQuantizationType, scale: float, seed: int) -> tuple[memoryview, int]:
+    """Normal values of a standard deviation: (repeats of the pattern, bytes of one of them)."""
     block, _ = GGML_QUANT_SIZES[kind]
     blocks = _prime_below(_PATTERN_VALUES // block)
-    random = generator(seed, f"pattern/{kind.name}/{row_length}")
+    random = generator(seed, f"pattern/{kind.name}/{scale}")
     values = random.standard_normal((blocks, block), dtype=np.float32)
-    period = quantise(values / np.float32(np.sqrt(row_length)), kind)
+    period = quantise(values * np.float32(scale), kind)
     repeats = -(-_CHUNK_BYTES // len(period)) + 1
     return memoryview(period * repeats), len(period)
 

@@ -11,8 +11,21 @@ import numpy as np
 
 ROUTER_GAIN = 1.5
 """Standard deviation of a router logit for a normalised input."""
-ROUTER_SKEW = 0.4
+ROUTER_SKEW = 0.8
 """Spread of the experts' router rows (log scale): uneven popularity, as in real models."""
+
+ATTENTION_GAIN = 0.6
+"""Scale of what attention adds, which in a random model is nearly the same for all tokens of a
+context. With much of it they all route alike and generation falls into a loop; with none of it a
+token's experts depend on that token alone."""
+
+
+def spread(name: str, row_length: int) -> float:
+    """Standard deviation of a matrix's values."""
+    if name == "token_embd.weight":
+        return 1.0
+    gain = ATTENTION_GAIN if name.endswith("attn_output.weight") else 1.0
+    return gain * float(row_length) ** -0.5
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
@@ -50,8 +63,6 @@ def _values(name: str, shape: tuple[int, ...], random: np.random.Generator) -> n
         return 1 + 0.1 * normal
     if "norm" in leaf and leaf.endswith("weight"):
         return 1 + 0.1 * normal
-    if leaf == "token_embd.weight":
-        return normal
     if len(shape) == 1 or leaf.endswith(".bias"):
         return 0.1 * normal
-    return normal / np.sqrt(shape[0])
+    return spread(name, shape[0]) * normal
