@@ -9,7 +9,6 @@ stderr. Exit codes: 0 done, 1 labkit says why it cannot, 2 wrong use, 130 stoppe
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from typing import Annotated
 
@@ -59,9 +58,8 @@ def _options(
 
 
 for _name in COMMANDS:
-    if importlib.util.find_spec(f"{__name__}.{_name}") is not None:
-        _module = importlib.import_module(f"{__name__}.{_name}")
-        app.command(_name, cls=getattr(_module, "PairedOptions", None))(_module.command)
+    _module = importlib.import_module(f"{__name__}.{_name}")
+    app.command(_name, cls=getattr(_module, "PairedOptions", None))(_module.command)
 
 
 def main() -> None:

@@ -54,7 +54,8 @@ article { display: grid; grid-template-columns: 18rem 1fr; gap: 1.2rem; padding:
   border-top: 1px solid var(--line); }
 article img { border: 1px solid var(--line); border-radius: 4px; background: #fff; }
 @media (max-width: 44rem) { article { grid-template-columns: 1fr; } }
-table { border-collapse: collapse; font-size: .85rem; display: block; overflow-x: auto; }
+table { border: 0; border-collapse: collapse; font-size: .85rem; display: block; overflow-x: auto;
+  margin: 1rem 0; }
 th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid var(--line); }
 .jp-InputPrompt, .jp-OutputPrompt, .prompt, .anchor-link { display: none; }
 .jp-RenderedHTMLCommon img, .output_png img, .jp-OutputArea-output img { background: #fff; }
@@ -102,7 +103,7 @@ def write_index(directory: Path, entries: Sequence[Entry], facts: Sequence[str])
     """Write `index.html` into `directory`; `facts` are lines on how the tour was run."""
     failed = sum(entry.error is not None for entry in entries)
     state = f'<p class="bad">{failed} of {len(entries)} notebooks failed.</p>' if failed else ""
-    head = "".join(f'<p class="dim">{html.escape(fact)}</p>' for fact in facts)
+    head = f'<p class="dim">{"<br>".join(map(html.escape, facts))}</p>'
     cards = "".join(_card(directory, entry) for entry in entries)
     page = directory / "index.html"
     page.write_text(
