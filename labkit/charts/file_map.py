@@ -1,4 +1,4 @@
-"""Charts of a model file: where its weights lie, what one expert costs to read, what a token uses."""
+"""Charts of a model file: where weights lie, what an expert costs to read, what a token uses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from labkit.architectures import ROUTED_EXPERT
 from labkit.charts.theme import CATEGORICAL, FAINT_INK, INK, ROLE_COLOURS, title
 from labkit.gguf_map import GGUFMap
 from labkit.gguf_map.layout_tables import expert_table, layer_layout_table, over_read_table
@@ -31,11 +30,11 @@ def in_words(nbytes: float) -> str:
 
 
 def file_map(gguf: GGUFMap, layer: int, expert: int) -> alt.VConcatChart:
-    """Draw each file as a strip and each layer as a bar, by role, with one expert's slices marked."""
+    """Draw files as strips and layers as bars, by role, with one expert's slices marked."""
     share = 100 * gguf.expert_bytes / gguf.nbytes
     finding = (
-        f"{share:.0f} % of the weights are routed experts; expert {expert} of layer {layer} lies in"
-        f" {len(gguf.expert(layer, expert))} pieces"
+        f"{share:.0f}\N{NO-BREAK SPACE}% of the weights are routed experts; expert {expert} of"
+        f" layer {layer} lies in {len(gguf.expert(layer, expert))} pieces"
     )
     detail = (
         "Colours: what the bytes are for. Black marks: the slices of that expert. Top: the file"
@@ -49,18 +48,21 @@ def file_map(gguf: GGUFMap, layer: int, expert: int) -> alt.VConcatChart:
     )
 
 
-def direct_read_ends(gguf: GGUFMap, layer: int, expert: int, block_bytes: int) -> alt.Chart:
+def direct_read_ends(
+    gguf: GGUFMap, layer: int, expert: int, block_bytes: int
+) -> alt.Chart | alt.FacetChart:
     """Draw the first and the last block that a direct read of each slice touches.
 
     What lies between them is needed whole; only these two hold bytes that are not.
     """
     slices = expert_table(gguf, layer, expert, block_bytes)
     rows = []
-    for s in slices.to_dict("records"):
-        begin, end = int(s["misaligned_bytes"]), int(s["misaligned_bytes"] + s["size_bytes"])
+    for part in gguf.expert(layer, expert):
+        begin = part.offset % block_bytes
+        end = begin + part.nbytes
         last = -(-end // block_bytes) * block_bytes
         tail = end - (last - block_bytes)
-        name = f"{s['projection']} ({in_words(s['size_bytes'])})"
+        name = f"{part.projection} ({in_words(part.nbytes)})"
         first_end = min(end, block_bytes)
         rows += [
             (name, "first block", 0, begin, "read, not needed"),
@@ -77,7 +79,7 @@ def direct_read_ends(gguf: GGUFMap, layer: int, expert: int, block_bytes: int) -
     over, needed = slices["over_read_bytes"].sum(), slices["size_bytes"].sum()
     finding = (
         f"Reading this expert directly fetches {in_words(over)} that it does not need:"
-        f" {100 * over / needed:.3g} % more than its {in_words(needed)}"
+        f" {100 * over / needed:.3g}\N{NO-BREAK SPACE}% more than its {in_words(needed)}"
     )
     detail = (
         f"Direct I/O reads whole blocks of {block_bytes} bytes; the slices begin and end inside"
@@ -88,7 +90,7 @@ def direct_read_ends(gguf: GGUFMap, layer: int, expert: int, block_bytes: int) -
             "start_bytes:Q",
             title="byte within the block",
             scale=alt.Scale(domain=[0, block_bytes], nice=False),
-            axis=alt.Axis(values=[0, block_bytes // 2, block_bytes], format=","),
+            axis=alt.Axis(values=[0, block_bytes // 2, block_bytes], format=",d"),
         ),
         x2="end_bytes:Q",
         y=alt.Y("slice:N", title=None, sort=list(dict.fromkeys(table["slice"]))),
@@ -108,10 +110,11 @@ def direct_read_ends(gguf: GGUFMap, layer: int, expert: int, block_bytes: int) -
     )
 
 
-def over_read_by_size(gguf: GGUFMap, block_bytes: int) -> alt.LayerChart:
+def over_read_by_size(gguf: GGUFMap, block_bytes: int) -> alt.LayerChart | alt.FacetChart:
     """Draw over-read against slice size: this model's slices on the curve of all sizes."""
     table = over_read_table(gguf, block_bytes)
-    sizes = np.geomspace(1 << 10, 16 << 20, 60)
+    largest_kib = max(16384, 2 * int(table["size_bytes"].max()) // 1024)
+    sizes = np.geomspace(1 << 10, largest_kib << 10, 60)
     curve = pd.DataFrame({"size_kib": sizes / 1024, "over_read_pct": 100 * block_bytes / sizes})
     points = table.assign(size_kib=table["size_bytes"] / 1024)
     points = points.groupby(["type", "size_kib"], as_index=False, observed=True).agg(
@@ -119,11 +122,11 @@ def over_read_by_size(gguf: GGUFMap, block_bytes: int) -> alt.LayerChart:
         n_slices=("n_slices", "sum"),
         projections=("projection", lambda names: ", ".join(dict.fromkeys(names))),
     )
-    worst = points.loc[points["over_read_pct"].idxmax()]
+    worst = points.sort_values("over_read_pct").iloc[-1]
     finding = (
-        f"Direct reads fetch {worst['over_read_pct']:.3g} % too much at slices of"
+        f"Direct reads fetch {worst['over_read_pct']:.3g}\N{NO-BREAK SPACE}% too much at slices of"
         f" {in_words(worst['size_kib'] * 1024)}; at 1 MiB it would be"
-        f" {100 * block_bytes / (1 << 20):.2g} %"
+        f" {100 * block_bytes / (1 << 20):.2g}\N{NO-BREAK SPACE}%"
     )
     detail = (
         f"Points: slices of this model. Line: one block of {block_bytes} bytes per slice, which is"
@@ -132,8 +135,8 @@ def over_read_by_size(gguf: GGUFMap, block_bytes: int) -> alt.LayerChart:
     x = alt.X(
         "size_kib:Q",
         title="bytes of one slice (KiB)",
-        scale=alt.Scale(type="log", domain=[1, 16384], nice=False),
-        axis=alt.Axis(values=[1, 4, 16, 64, 256, 1024, 4096, 16384], format=","),
+        scale=alt.Scale(type="log", domain=[1, largest_kib], nice=False),
+        axis=alt.Axis(values=[4**i for i in range(10)], format=",d"),
     )
     top = max(1000.0, float(points["over_read_pct"].max()) * 1.5)
     y = alt.Y(
@@ -149,7 +152,7 @@ def over_read_by_size(gguf: GGUFMap, block_bytes: int) -> alt.LayerChart:
         .encode(x=x, y=y, tooltip=["projections", "type", "n_slices", "size_kib", "over_read_pct"])
     )
     names = dots.mark_text(align="left", dx=10, dy=-8, color=INK).encode(text="projections:N")
-    return (line + dots + names).properties(
+    return alt.layer(line, dots, names).properties(
         width=_WIDTH - 60, height=240, title=title(finding, detail, width_px=_WIDTH)
     )
 
@@ -162,7 +165,8 @@ def token_against_model(gguf: GGUFMap) -> alt.Chart:
     cycle = 100 * gguf.token_cycle_bytes / max(gguf.expert_bytes, 1)
     finding = (
         f"One token uses {in_words(token)} of the model's {in_words(gguf.nbytes)}"
-        f" ({100 * token / gguf.nbytes:.0f} %), but only {cycle:.3g} % of its routed experts"
+        f" ({100 * token / gguf.nbytes:.0f}\N{NO-BREAK SPACE}%), but only {cycle:.3g}"
+        "\N{NO-BREAK SPACE}% of its routed experts"
     )
     detail = (
         f"Each token uses {gguf.n_expert_used} of {gguf.n_expert} experts in"
@@ -196,7 +200,7 @@ def _role_colour(roles: pd.Series) -> alt.Color:
     )
 
 
-def _strips(gguf: GGUFMap, layer: int, expert: int) -> alt.LayerChart:
+def _strips(gguf: GGUFMap, layer: int, expert: int) -> alt.LayerChart | alt.FacetChart:
     """One horizontal strip per file."""
     unit, unit_name = unit_of(max(gguf.sizes))
     table = tensors_table(gguf)
@@ -224,18 +228,18 @@ def _strips(gguf: GGUFMap, layer: int, expert: int) -> alt.LayerChart:
         title=f"offset in the file ({unit_name})",
         scale=alt.Scale(domain=[0, max(gguf.sizes) / unit], nice=False),
     )
-    y = alt.Y("file:N", title=None, sort=files)
+    y = alt.Y("file:N", title=None, sort=files, axis=alt.Axis(ticks=False))
     bars = alt.Chart(table).mark_bar(height=26).encode(
         x=x, x2="end:Q", y=y, color=_role_colour(table["role"]),
         tooltip=["name", "role", alt.Tooltip("start:Q", format=",.3f", title=unit_name)],
     )  # fmt: skip
     ticks = alt.Chart(marks).mark_tick(color=INK, thickness=2, height=34, opacity=1).encode(
-        x="at:Q", y=y, tooltip=["slice", alt.Tooltip("offset:Q", format=",", title="offset (bytes)")],
+        x="at:Q", y=y, tooltip=["slice", alt.Tooltip("offset:Q", format=",d")],
     )  # fmt: skip
-    return (bars + ticks).properties(width=_WIDTH - 90, height=max(44, 38 * len(files)))
+    return alt.layer(bars, ticks).properties(width=_WIDTH - 90, height=max(44, 38 * len(files)))
 
 
-def _layers(gguf: GGUFMap, layer: int, expert: int) -> alt.LayerChart:
+def _layers(gguf: GGUFMap, layer: int, expert: int) -> alt.LayerChart | alt.FacetChart:
     """One bar per layer, its tensors in file order."""
     table = layer_layout_table(gguf)
     unit, unit_name = unit_of(float(table["layer_end_bytes"].max()))
@@ -264,4 +268,11 @@ def _layers(gguf: GGUFMap, layer: int, expert: int) -> alt.LayerChart:
     ticks = alt.Chart(marks).mark_tick(color=INK, thickness=2, opacity=1, height=step + 4).encode(
         x="at:Q", y=y, tooltip=["slice"],
     )  # fmt: skip
-    return (bars + ticks).properties(width=_WIDTH - 90, height=alt.Step(step))
+    layers = [bars, ticks]
+    if step >= 16:  # room for a word inside the bar
+        layers.append(
+            ticks.mark_text(align="left", dx=6, color="white", fontSize=11, fontWeight=600).encode(
+                text="slice:N"
+            )
+        )
+    return alt.layer(*layers).properties(width=_WIDTH - 90, height=alt.Step(step))
