@@ -136,7 +136,7 @@ class RouteTrace:
                 "layer": table["layer"],
                 "slot": table["slot"],
                 "expert": table["expert"],
-                "weight": table["weight"].map(lambda w: "nan" if math.isnan(w) else f"{w:.6g}"),
+                "weight": ["nan" if math.isnan(w) else f"{w:.6g}" for w in table["weight"]],
                 "residency": table["resident"].astype(int),
                 "expert_bytes": table["read_bytes"],
             }
@@ -256,7 +256,7 @@ def _empty() -> pd.DataFrame:
 
 def _finish(table: pd.DataFrame) -> pd.DataFrame:
     table = table.sort_values(["turn", "phase", "step", "layer", "slot"], kind="stable")
-    kind = pd.CategoricalDtype(PHASES)
+    kind = pd.CategoricalDtype(list(PHASES))
     table["phase"] = pd.Categorical.from_codes(table["phase"].to_numpy(), dtype=kind)
     return table.reset_index(drop=True).loc[:, list(COLUMNS)]
 

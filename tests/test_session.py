@@ -7,11 +7,13 @@ import gc
 import logging
 import os
 import re
+import shutil
 import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -334,7 +336,7 @@ def test_two_threads_on_one_session(model: Path) -> None:
                 thread.join()
             before(*args)
 
-        session._hook._on_routing = on_routing
+        session._engine.hook._on_routing = on_routing
         assert session.generate(prompt, 8, hash_logits=True).logits_sha256 == expected
     assert len(errors) == 1
     assert isinstance(errors[0], SessionError)
@@ -391,7 +393,7 @@ def test_prompts_that_cannot_work(model: Path, synth_model: Callable[..., Path])
     "options",
     [
         {"n_ctx": 0}, {"n_ubatch": 0}, {"threads": 0}, {"threads": 10_000}, {"lanes": 0},
-        {"temperature": -1}, {"top_p": 0}, {"n_ctx": 1 << 30},
+        {"temperature": -1}, {"top_p": 0}, {"n_ctx": 1 << 30}, {"dense": "disk"},
     ],
 )  # fmt: skip
 def test_options_that_cannot_work(options: dict, model: Path) -> None:
@@ -442,8 +444,8 @@ def test_a_read_that_fails_spoils_nothing(model: Path, direct_io: bool | None) -
 @contextlib.contextmanager
 def reads_fail_from(session: Session, call: int) -> Iterator[None]:
     """From the reader's call number `call` on, its file is an empty one."""
-    assert session._source
-    reader = session._source._reader
+    assert session._engine.source
+    reader = session._engine.source._reader
     read, calls, kept = reader.read, 0, os.dup(reader._files[0])
 
     def failing(requests):
@@ -462,6 +464,22 @@ def reads_fail_from(session: Session, call: int) -> Iterator[None]:
         reader.read = read
         os.dup2(kept, reader._files[0])
         os.close(kept)
+
+
+def test_a_file_that_is_emptied_while_open_ends_in_an_error(model: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "model.gguf"
+    shutil.copy(model, copy)
+    with Session(copy, cache_mib=0) as session:
+        session.generate(TEXT, 2)
+        # Whatever is still mapped from the file would now end the process when it is touched.
+        os.truncate(copy, 0)
+        with pytest.raises(ReadError, match="the file ends at byte"):
+            session.generate(" And", 8)
+
+
+@pytest.mark.parametrize("dense", ["anonymous", "mmap"])
+def test_dense_weights_in_either_place(model: Path, dense: Literal["anonymous", "mmap"]) -> None:
+    assert fresh_hash(model, TEXT, dense=dense) == fresh_hash(model, TEXT, resident=True)
 
 
 # Leftovers

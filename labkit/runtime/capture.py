@@ -10,6 +10,7 @@ from labkit.runtime import ggml
 
 TOPK_PREFIX = b"ffn_moe_topk-"
 WEIGHTS_PREFIX = b"ffn_moe_weights"
+_NO_OP = 0  # GGML_OP_NONE: a weight or an input
 
 
 @dataclass
@@ -18,11 +19,14 @@ class GraphCapture:
 
     Attributes:
         experts: address of each expert tensor, by its name in the file.
+        dense: addresses of every other tensor that is no result of the graph, by its name; a
+            weight that is used in two roles (tied embeddings) has two.
         sync_nodes: name of the node after which a layer's routing is known -> layer. It is the
             last of the layer's `ffn_moe_weights...` nodes, so that one stop gives ids and weights.
     """
 
     experts: dict[str, int] = field(default_factory=dict)
+    dense: dict[str, set[int]] = field(default_factory=dict)
     sync_nodes: dict[bytes, int] = field(default_factory=dict)
     _routing_node: bytes = b""
     _topk: int = 0
@@ -42,14 +46,20 @@ class GraphCapture:
             self._routing_node = name
         is_product = node.op == ggml.op_code("MUL_MAT_ID")
         for slot, source in enumerate(node.src):
-            if source and (found := _expert_tensor(source)):
-                tensor_name, layer = found
+            if not source:
+                continue
+            leaf = ggml.tensor_at(source)
+            origin = ggml.tensor_at(leaf.view_src) if leaf.view_src else leaf
+            origin_name = origin.name.decode(errors="replace")
+            if parsed := parse_expert_tensor(origin_name):
                 if not (is_product and slot == 0):
                     raise StreamingRefusedError(
-                        f"{tensor_name} is used by the node {name.decode(errors='replace')}, which "
+                        f"{origin_name} is used by the node {name.decode(errors='replace')}, which "
                         "is no product by expert: it reads all experts, so none can be left out."
                     )
-                self._note_product(tensor_name, source, layer, node.src[2])
+                self._note_product(origin_name, source, parsed[0], node.src[2])
+            elif leaf.op == _NO_OP and not leaf.view_src:
+                self.dense.setdefault(origin_name, set()).add(source)
 
     def _note_product(self, tensor_name: str, address: int, layer: int, ids: int | None) -> None:
         self.experts[tensor_name] = address
@@ -62,11 +72,3 @@ class GraphCapture:
             )
         self._layers_done.add(layer)
         self.sync_nodes[self._routing_node] = layer
-
-
-def _expert_tensor(address: int) -> tuple[str, int] | None:
-    tensor = ggml.tensor_at(address)
-    source = tensor.view_src
-    name = (ggml.tensor_at(source) if source else tensor).name.decode(errors="replace")
-    parsed = parse_expert_tensor(name)
-    return (name, parsed[0]) if parsed else None

@@ -12,17 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.errors import SessionError, StreamingRefusedError
-from labkit.gguf_map import GGUFMap, open_gguf
-from labkit.policy import LRU
-from labkit.runtime import llama_log
-from labkit.runtime.budget import BudgetWarning, cliff_warning, default_cache_bytes
-from labkit.runtime.hook import RouterHook
+from labkit.errors import SessionError
+from labkit.runtime.engine import Dense, Engine
 from labkit.runtime.interrupt import InterruptGuard
-from labkit.runtime.native import NativeModel
-from labkit.runtime.reader import FileReader
-from labkit.runtime.recorder import Mark, Recorder, Totals
-from labkit.runtime.source import ExpertStreamSource
+from labkit.runtime.recorder import Mark, Totals
 from labkit.runtime.steps import Generation, TokenStep
 from labkit.runtime.text import Sampler, TextStream, Tokenizer
 from labkit.trace import RouteTrace
@@ -42,6 +35,8 @@ class Session:
             the memory that is free; 0 turns the cache off: every token reads its experts anew.
         lanes: reads under way at once.
         direct_io: past the page cache; None where the file system can. `reader_note` says which.
+        dense: where a streamed session keeps the weights that every token uses: "anonymous", a
+            copy that the system does not take back, or "mmap", llama.cpp's map of the file.
         threads: compute threads; None is the number of physical cores.
         n_ctx: tokens of context; None is the model's own, at most 4096.
         n_ubatch: prompt tokens of one graph. Runs compare bit for bit at the same value only.
@@ -68,6 +63,7 @@ class Session:
         cache_mib: float | None = None,
         lanes: int = 4,
         direct_io: bool | None = None,
+        dense: Dense = "anonymous",
         threads: int | None = None,
         n_ctx: int | None = None,
         n_ubatch: int = 512,
@@ -78,86 +74,41 @@ class Session:
         all_logits: bool = False,
         on_logits: Callable[[np.ndarray], None] | None = None,
     ) -> None:
-        self.map: GGUFMap = open_gguf(path)
+        self._sampler = Sampler(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+        try:
+            self._engine = Engine(
+                path,
+                resident=resident,
+                cache_mib=cache_mib,
+                lanes=lanes,
+                direct_io=direct_io,
+                dense=dense,
+                threads=threads,
+                n_ctx=n_ctx,
+                n_ubatch=n_ubatch,
+            )
+        except BaseException:
+            self._sampler.close()
+            raise
+        self.map = self._engine.map
+        self.cache_bytes = self._engine.cache_bytes
+        self.reader_note = self._engine.reader_note
         self.all_logits = all_logits
         self.on_logits = on_logits
+        self.n_past = 0
+        self.prefill_steps: list[TokenStep] = []
+        self._model, self._recorder = self._engine.model, self._engine.recorder
+        self._abort = self._engine.hook.abort
+        self.n_ctx = self._model.n_ctx
+        self._tokenizer = Tokenizer(self._model, self.map.has_tokenizer)
         self._lock = threading.Lock()
         self._closed = False
         self._interrupted = False
+        self._logits_ready = False
         self._turn = -1
         self._stream_id = 0
-        self._logits_ready = False
         self._prefill_s = 0.0
         self._prefill_totals = Totals()
-        self.n_past = 0
-        self.prefill_steps: list[TokenStep] = []
-        with contextlib.ExitStack() as undo:
-            if resident:
-                self._source = None
-                self.cache_bytes = self.reader_note = None
-            else:
-                self._source = self._open_source(undo, cache_mib, lanes, direct_io)
-            self._recorder = Recorder(self.map, self._source)
-            self._hook = RouterHook(self._recorder.on_routing)
-            self._model = NativeModel(
-                self.map,
-                self._hook,
-                n_ctx=n_ctx,
-                n_ubatch=n_ubatch,
-                threads=threads,
-                skip_experts=not resident,
-            )
-            undo.callback(self._model.close)
-            self.n_ctx = self._model.n_ctx
-            self._tokenizer = Tokenizer(self._model, self.map.has_tokenizer)
-            self._sampler = Sampler(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-            undo.callback(self._sampler.close)
-            self._watch_routing()
-            if self._source:
-                # Runs first of all: llama.cpp gets its own pointers back before it frees them.
-                undo.callback(self._source.close)
-            self._undo = undo.pop_all()
-
-    def _open_source(
-        self,
-        undo: contextlib.ExitStack,
-        cache_mib: float | None,
-        lanes: int,
-        direct_io: bool | None,
-    ) -> ExpertStreamSource:
-        self.map.require_streamable()
-        if cache_mib is None:
-            self.cache_bytes = default_cache_bytes(self.map)
-        else:
-            self.cache_bytes = int(cache_mib * 2**20)
-        if warning := cliff_warning(self.map, self.cache_bytes):
-            warnings.warn(warning, BudgetWarning, stacklevel=4)
-        reader = FileReader(self.map.paths, lanes=lanes, direct_io=direct_io)
-        undo.callback(reader.close)
-        self.reader_note = reader.direct_io_note
-        return ExpertStreamSource(self.map, reader, LRU(self.cache_bytes))
-
-    def _watch_routing(self) -> None:
-        """Find the routing nodes, and bind the experts, from a graph that is not computed."""
-        model = self._model
-
-        def show_graph() -> None:
-            self._hook.abort.set()
-            try:
-                with llama_log.failure_expected():
-                    model.decode([0], 0, [True])
-            finally:
-                self._hook.abort.clear()
-
-        captured = self._hook.capture(show_graph)
-        model.rewind(0)
-        if self._source:
-            if not captured.experts:
-                raise StreamingRefusedError(
-                    f"{self.map.paths[0]}: the file holds experts, but the graph that llama.cpp "
-                    f"builds for {self.map.architecture} uses none, so there is nothing to stream."
-                )
-            self._source.bind(captured.experts)
 
     @property
     def trace(self) -> RouteTrace:
@@ -167,7 +118,8 @@ class Session:
     @property
     def resident_expert_bytes(self) -> int | None:
         """Bytes of expert weights that the kernel holds in memory; None for a resident run."""
-        return self._source.resident_bytes() if self._source else None
+        source = self._engine.source
+        return source.resident_bytes() if source else None
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text, with what the model wants at its start."""
@@ -209,7 +161,7 @@ class Session:
         with self._exclusive():
             self._stream_id += 1
             self._interrupted = False
-            self._hook.abort.clear()
+            self._abort.clear()
         return self._run(tokens, n, self._stream_id)
 
     def generate(self, prompt: Prompt, n: int = 64, *, hash_logits: bool = False) -> Generation:
@@ -246,7 +198,7 @@ class Session:
     def interrupt(self) -> None:
         """End the running step, from any thread; its stream raises KeyboardInterrupt."""
         self._interrupted = True
-        self._hook.abort.set()
+        self._abort.set()
 
     def reset(self) -> None:
         """Forget the conversation and its trace; the expert cache stays warm."""
@@ -265,7 +217,8 @@ class Session:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self._undo.close()
+                self._sampler.close()
+                self._engine.close()
 
     def __enter__(self) -> Session:
         return self
@@ -274,7 +227,7 @@ class Session:
         self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and hasattr(self, "_undo"):
+        if not getattr(self, "_closed", True):
             self.close()
 
     def _encode(self, prompt: Prompt) -> list[int]:
@@ -317,14 +270,8 @@ class Session:
         return self._recorder.steps([token], text)[0]
 
     def _graph(self, tokens: list[int], phase: str, outputs: list[bool]) -> None:
-        """One graph. Raises what the routing callback raised, KeyboardInterrupt if aborted."""
-        self._recorder.begin(self._turn, phase, self.n_past, outputs)
-        whole = self._model.decode(tokens, self.n_past, outputs)
-        self._recorder.end()
-        if error := self._hook.error:
-            raise error
-        if not whole:
-            raise KeyboardInterrupt
+        """One graph, and its logits to whoever asked for them."""
+        self._engine.graph(tokens, self.n_past, outputs, turn=self._turn, phase=phase)
         self.n_past += len(tokens)
         self._logits_ready = outputs[-1]
         if self.on_logits:
@@ -365,11 +312,11 @@ class Session:
         with self._exclusive():
             if stream_id != self._stream_id:
                 raise SessionError("Another generation began on this session; this one is over.")
-            with InterruptGuard(self._hook.abort):
+            with InterruptGuard(self._abort):
                 try:
                     yield
                 finally:
-                    self._hook.abort.clear()
+                    self._abort.clear()
             if self._interrupted:
                 raise KeyboardInterrupt
 

@@ -45,7 +45,6 @@ class ExpertStreamSource:
         self.policy = policy
         self._reader = reader
         self._layers: dict[int, list[tuple[ExpertTensor, ExpertWindow]]] = {}
-        self._bound: list[tuple[int, int | None]] = []
         self._entry_bytes: dict[int, int] = {}
         try:
             for expert_tensor in gguf.expert_tensors:
@@ -54,7 +53,7 @@ class ExpertStreamSource:
                 )
                 self._layers.setdefault(expert_tensor.layer, []).append((expert_tensor, window))
         except BaseException:
-            self._close_windows()
+            self.close()
             raise
         for layer in self._layers:
             self._entry_bytes[layer] = gguf.entry_bytes(layer)
@@ -67,12 +66,8 @@ class ExpertStreamSource:
         """
         for parts in self._layers.values():
             for expert_tensor, window in parts:
-                address = addresses.get(expert_tensor.tensor.name)
-                if address is None:
-                    continue
-                tensor = ggml.tensor_at(address)
-                self._bound.append((address, tensor.data))
-                tensor.data = window.address(window.offset)
+                if address := addresses.get(expert_tensor.tensor.name):
+                    ggml.tensor_at(address).data = window.address(window.offset)
 
     def fetch(self, layer: int, experts: Iterable[int]) -> Fetch:
         """Make the distinct `experts` of `layer` resident; returns when they are.
@@ -107,11 +102,11 @@ class ExpertStreamSource:
         return sum(w.resident_bytes() for parts in self._layers.values() for _, w in parts)
 
     def close(self) -> None:
-        """Give llama.cpp its own pointers back and unmap the windows."""
-        while self._bound:
-            address, data = self._bound.pop()
-            ggml.tensor_at(address).data = data
-        self._close_windows()
+        """Unmap the windows. The model that computed from them is freed before."""
+        while self._layers:
+            _, parts = self._layers.popitem()
+            for _, window in parts:
+                window.close()
 
     def _requests(self, layer: int, entries: Iterable[tuple[int, int]]) -> list[ReadRequest]:
         requests = []
@@ -125,9 +120,3 @@ class ExpertStreamSource:
     def _release(self, layer: int, expert: int) -> None:
         for _, window in self._layers[layer]:
             window.release_expert(expert, lambda other: (layer, other) in self.policy)
-
-    def _close_windows(self) -> None:
-        while self._layers:
-            _, parts = self._layers.popitem()
-            for _, window in parts:
-                window.close()

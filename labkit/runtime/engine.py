@@ -1,0 +1,149 @@
+"""`Engine`: an open model with everything that runs its graphs, before any conversation."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from labkit.errors import StreamingRefusedError
+from labkit.gguf_map import GGUFMap, open_gguf
+from labkit.policy import LRU
+from labkit.runtime import llama_log
+from labkit.runtime.budget import BudgetWarning, cliff_warning, default_cache_bytes
+from labkit.runtime.capture import GraphCapture
+from labkit.runtime.dense import DenseWeights
+from labkit.runtime.hook import RouterHook
+from labkit.runtime.native import NativeModel
+from labkit.runtime.reader import FileReader
+from labkit.runtime.recorder import Recorder
+from labkit.runtime.source import ExpertStreamSource
+
+Dense = Literal["anonymous", "mmap"]
+
+
+class Engine:
+    """A model, opened resident or streamed. See `Session` for the arguments and the errors.
+
+    Attributes:
+        map: what the file holds.
+        source: fetches experts; None in a resident run.
+        cache_bytes: the source's budget, None in a resident run.
+        reader_note: whether reads are direct and why, None in a resident run.
+        model, hook, recorder: llama.cpp, its callback, and what the callback saw.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        resident: bool,
+        cache_mib: float | None,
+        lanes: int,
+        direct_io: bool | None,
+        dense: Dense,
+        threads: int | None,
+        n_ctx: int | None,
+        n_ubatch: int,
+    ) -> None:
+        if dense not in ("anonymous", "mmap"):
+            raise ValueError(f"dense is {dense!r}; it must be 'anonymous' or 'mmap'")
+        self.map: GGUFMap = open_gguf(path)
+        self.source: ExpertStreamSource | None = None
+        self.cache_bytes: int | None = None
+        self.reader_note: str | None = None
+        with contextlib.ExitStack() as undo:
+            reader = None
+            if not resident:
+                self.map.require_streamable()
+                self.cache_bytes = _cache_bytes(self.map, cache_mib)
+                reader = FileReader(self.map.paths, lanes=lanes, direct_io=direct_io)
+                undo.callback(reader.close)
+                self.reader_note = reader.direct_io_note
+                self.source = ExpertStreamSource(self.map, reader, LRU(self.cache_bytes))
+                undo.callback(self.source.close)
+            self.recorder = Recorder(self.map, self.source)
+            self.hook = RouterHook(self.recorder.on_routing)
+            self.model = NativeModel(
+                self.map,
+                self.hook,
+                n_ctx=n_ctx,
+                n_ubatch=n_ubatch,
+                threads=threads,
+                skip_experts=not resident,
+            )
+            undo.callback(self.model.close)
+            captured = self._watch_routing()
+            if self.source and reader:
+                self._bind(undo, captured, reader, dense)
+            self._undo = undo.pop_all()
+
+    def _watch_routing(self) -> GraphCapture:
+        """Find the routing nodes, and where the weights are, from a graph that is not computed."""
+
+        def show_graph() -> None:
+            self.hook.abort.set()
+            try:
+                with llama_log.failure_expected():
+                    self.model.decode([0], 0, [True])
+            finally:
+                self.hook.abort.clear()
+
+        captured = self.hook.capture(show_graph)
+        self.model.rewind(0)
+        return captured
+
+    def _bind(
+        self,
+        undo: contextlib.ExitStack,
+        captured: GraphCapture,
+        reader: FileReader,
+        dense: Dense,
+    ) -> None:
+        if not captured.experts or self.source is None:
+            raise StreamingRefusedError(
+                f"{self.map.paths[0]}: the file holds experts, but the graph that llama.cpp "
+                f"builds for {self.map.architecture} uses none, so there is nothing to stream."
+            )
+        self.source.bind(captured.experts)
+        if dense == "anonymous":
+            weights = DenseWeights(self.map, reader, captured.dense)
+            undo.callback(weights.close)
+
+    def graph(
+        self,
+        tokens: Sequence[int],
+        position: int,
+        outputs: Sequence[bool],
+        *,
+        turn: int,
+        phase: str,
+    ) -> None:
+        """Run one graph; the recorder then knows its steps.
+
+        Raises:
+            KeyboardInterrupt: the abort flag ended it.
+            ReadError, or whatever else the routing callback raised.
+            SessionError, LlamaError: see `NativeModel.decode`.
+        """
+        self.recorder.begin(turn, phase, position, outputs)
+        whole = self.model.decode(tokens, position, outputs)
+        self.recorder.end()
+        if error := self.hook.error:
+            raise error
+        if not whole:
+            raise KeyboardInterrupt
+
+    def close(self) -> None:
+        """Give everything back: first the model, then the memory that it computed from."""
+        self.model.close()
+        self._undo.close()
+
+
+def _cache_bytes(gguf: GGUFMap, cache_mib: float | None) -> int:
+    cache_bytes = default_cache_bytes(gguf) if cache_mib is None else int(cache_mib * 2**20)
+    if warning := cliff_warning(gguf, cache_bytes):
+        warnings.warn(warning, BudgetWarning, stacklevel=4)
+    return cache_bytes
