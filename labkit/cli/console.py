@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import datetime
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,6 +36,11 @@ def emit_json(value: Any) -> None:
     """
     json.dump(value, sys.stdout, indent=2, ensure_ascii=False, allow_nan=False, default=_plain)
     sys.stdout.write("\n")
+
+
+def dated_directory(prefix: str = "") -> Path:
+    """`runs/<prefix><date and time>` in the current directory, not made yet."""
+    return Path("runs") / f"{prefix}{datetime.now():%Y-%m-%d_%H%M%S}"
 
 
 def _plain(value: Any) -> Any:

@@ -49,7 +49,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Run one notebook headlessly and write the executed notebook, its page and its tables."""
-    from labkit.cli.console import emit_json, stderr, stdout
+    from labkit.cli.console import dated_directory, emit_json, stderr, stdout
     from labkit.experiment.notebooks import find_notebook, parameters_of, read_notebook
 
     path = find_notebook(notebook)
@@ -68,12 +68,15 @@ def command(
     from labkit.experiment.report import export_html
     from labkit.experiment.run import run_notebook
 
-    directory = out or Path("runs") / _directory_name(path)
+    directory = out or dated_directory(f"{path.stem}_")
     executed = directory.resolve() / path.name
     with NotebookProgress(stderr()) as progress:
         progress.notebook_started(path.stem)
         try:
             run = run_notebook(path, executed, given, on_cell=progress.cell_started)
+        except KeyboardInterrupt:
+            stderr().print(f"Stopped. What was finished is in {directory}", markup=False)
+            raise typer.Exit(130) from None
         finally:  # a run that failed has a page too: it shows where
             if executed.is_file():
                 export_html(executed, path.stem)
@@ -110,9 +113,3 @@ def _given(pairs: list[str], declared: Any, notebook: str) -> dict[str, Any]:
         if isinstance(value, str) and value and (name == "out_dir" or Path(value).exists()):
             given[name] = str(Path(value).resolve())
     return checked(given, declared, notebook)
-
-
-def _directory_name(path: Path) -> str:
-    from datetime import datetime
-
-    return f"{path.stem}_{datetime.now():%Y-%m-%d_%H%M%S}"

@@ -20,14 +20,19 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> None:
     """Run all notebooks on the bundled model and write pages, tables and an index."""
-    from labkit.cli.console import emit_json, stderr, stdout
+    from labkit.cli.console import dated_directory, emit_json, stderr, stdout
     from labkit.cli.progress import NotebookProgress
     from labkit.experiment.guided_tour import tour
 
     if model is not None and not model.exists():
         raise typer.BadParameter(f"there is no file {model}", param_hint="--model")
-    with NotebookProgress(stderr()) as progress:
-        result = tour(out, model=model, progress=progress)
+    directory = out or dated_directory()
+    try:
+        with NotebookProgress(stderr()) as progress:
+            result = tour(directory, model=model, progress=progress)
+    except KeyboardInterrupt:
+        stderr().print(f"Stopped. What was finished is in {directory}", markup=False)
+        raise typer.Exit(130) from None
     if as_json:
         emit_json(
             {

@@ -47,7 +47,7 @@ class TourResult:
 
 
 def tour(
-    out_dir: str | Path | None = None,
+    out_dir: str | Path,
     *,
     notebooks: Sequence[Path] | None = None,
     model: str | Path | None = None,
@@ -55,16 +55,15 @@ def tour(
 ) -> TourResult:
     """Run the lab's notebooks in order and write notebooks, pages, tables and an index.
 
-    `out_dir` defaults to `runs/<date and time>` in the current directory; each notebook has a
-    directory of its name in it. `model` replaces the bundled model where a notebook has that
-    parameter. A notebook that fails does not stop the others: look at `TourResult.failed`. The
-    index page is rewritten after each notebook, so a tour that is stopped leaves a right one.
+    Each notebook has a directory of its name in `out_dir`. `model` replaces the bundled model
+    where a notebook has that parameter. A notebook that fails does not stop the others: look at
+    `TourResult.failed`. The index page is rewritten after each notebook, so a tour that is
+    stopped leaves a right one.
     """
     notebooks = lab_notebooks() if notebooks is None else notebooks
     started = datetime.now().astimezone()
     clock = time.monotonic()
-    directory = Path(out_dir) if out_dir else Path("runs") / started.strftime("%Y-%m-%d_%H%M%S")
-    directory = directory.resolve()
+    directory = Path(out_dir).resolve()
     directory.mkdir(parents=True, exist_ok=True)
 
     entries: list[Entry] = []

@@ -11,6 +11,7 @@ Three things differ from papermill's own engine:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from collections.abc import Callable
@@ -108,6 +109,8 @@ class LabClient(PapermillNotebookClient):
             except BaseException as error:
                 if isinstance(error, DeadKernelError):
                     self._watch.exit_code = self._kernel_exit_code()
+                elif isinstance(error, KeyboardInterrupt):
+                    run_sync(_end_other_tasks)()
                 self._mark_failed(cell, index, error)
                 raise
             finally:
@@ -173,6 +176,14 @@ class LabEngine(NBClientEngine):
         return client.execute(
             cwd=str(watch.notebook.parent), stdout=watch.kernel_log, stderr=watch.kernel_log
         )
+
+
+async def _end_other_tasks() -> None:
+    """End what Ctrl-C left waiting for the kernel, or asyncio reports it on stderr at exit."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def _peak_rss_mib(pid: int) -> float | None:
