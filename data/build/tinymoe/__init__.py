@@ -1,0 +1,1 @@
+"""Builds labkit's bundled model: texts -> tokenizer -> training -> GGUF -> model card."""
