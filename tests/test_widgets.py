@@ -18,7 +18,9 @@ from nbconvert import HTMLExporter
 from PIL import Image
 
 from labkit import charts
+from labkit.bundled import model_path
 from labkit.errors import LlamaError, SessionError
+from labkit.runtime import Session
 from labkit.widgets import LiveRouting, front_end
 from labkit.widgets.frames import (
     MAX_FRAME_BYTES,
@@ -226,6 +228,38 @@ def test_a_page_that_opens_late_gets_the_whole_run_in_bounded_messages(make_live
     assert all(len(frame) <= MAX_FRAME_BYTES for frame in sent)
 
 
+def test_the_view_follows_a_real_session(make_live) -> None:
+    with Session(model_path(), cache_mib=1) as session:
+        live = make_live(session)
+        live.run("In the beginning", 12)
+        trace = session.trace.table
+        for step in live.steps:
+            rows = trace[trace["step"] == step.index]
+            assert np.array_equal(rows["expert"].to_numpy(), step.experts.ravel())
+        assert live.facts["budget"].startswith("1 of ")
+
+        seen = threading.Event()
+        live.observe(lambda change: len(live.steps) > 8 and seen.set(), "frame")
+        live.play("And it came to pass", 300)
+        assert seen.wait(60)
+        live.stop()
+        assert live.status["state"] == "stopped"
+        assert len(live.steps) < 300
+
+        live.run("In the beginning", 12)  # a stopped run leaves nothing behind
+        assert [step.token for step in live.steps] == list(trace_tokens(session))
+
+        with pytest.raises(SessionError, match="do not fit"):
+            live.run("a", 4096)
+        assert live.status["state"] == "error"
+
+
+def trace_tokens(session: Session) -> Iterator[int]:
+    session.reset()
+    list(session.stream("In the beginning", 12))
+    yield from (token for _, token, _ in session.trace.tokens)
+
+
 # ---- the picture --------------------------------------------------------------------------------
 
 
@@ -271,6 +305,7 @@ def test_an_empty_view_has_a_picture_too() -> None:
 CELL = """
 import sys; sys.path.insert(0, {tests!r})
 from fake_session import FakeSession
+from labkit.runtime import Session
 from labkit.widgets import LiveRouting
 live = LiveRouting(FakeSession(), prompts={prompts!r}, n_tokens=20)
 live.show()

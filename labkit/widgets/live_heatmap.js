@@ -33,6 +33,7 @@ class Heatmap {
       this.canvas.style.height = `${height}px`;
     }
     this.geometry = { left, top, cellWidth, cellHeight, height, width, ratio };
+    Object.assign(this.canvas.dataset, this.geometry); // for tests, which look at the pixels
   }
 
   // The cell under a point of the canvas in CSS pixels: {row, expert}, or null outside.
@@ -116,10 +117,12 @@ class Heatmap {
     for (let c = 0; c < token.ids.length; c++) {
       if (token.ids[c] === NOT_ROUTED) continue;
       const [x, y, w, h] = this.rectangle(Math.floor(c / store.slots), token.ids[c]);
-      const width = Math.max(2, w - 2 * inset);
+      const box = [x + inset, y + inset, Math.max(2, w - 2 * inset), Math.max(2, h - 2 * inset)];
+      context.fillStyle = panel; // the history must not shine through
+      context.fillRect(...box);
       context.fillStyle = token.hits[c] ? hit : miss;
-      context.globalAlpha = 0.72 + (0.28 * token.weights[c]) / 255;
-      context.fillRect(x + inset, y + inset, width, Math.max(2, h - 2 * inset));
+      context.globalAlpha = 0.7 + (0.3 * token.weights[c]) / 255;
+      context.fillRect(...box);
       context.globalAlpha = 1;
       if (!token.hits[c] && w >= 8 && h >= 8) {
         // a hole tells a miss from a hit without the colour

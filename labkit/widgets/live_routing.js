@@ -72,10 +72,10 @@ class View {
 
   fillControls() {
     const domains = Object.keys(this.facts.prompts);
-    this.part("domain").replaceChildren(...domains.map((d) => new Option(d, d)));
+    this.part("domain").replaceChildren(...domains.map((domain) => new Option(domain, domain)));
     this.part("count").value = this.facts.tokens;
     this.fillPrompts();
-    if (this.facts.prompt) this.part("prompt-box").value = this.facts.prompt;
+    this.showPrompt();
   }
 
   fillPrompts() {
@@ -83,6 +83,19 @@ class View {
     const short = (text) => (text.length > 46 ? `${text.slice(0, 45)}…` : text).replace(/\s+/g, " ");
     this.part("pick").replaceChildren(...prompts.map((text, i) => new Option(short(text), i)));
     if (prompts.length) this.part("prompt-box").value = prompts[0];
+  }
+
+  // Show the prompt of the last run in the controls.
+  showPrompt() {
+    const prompt = this.model.get("prompt");
+    if (!prompt) return;
+    for (const [domain, prompts] of Object.entries(this.facts.prompts)) {
+      if (!prompts.includes(prompt)) continue;
+      this.part("domain").value = domain;
+      this.fillPrompts();
+      this.part("pick").value = prompts.indexOf(prompt);
+    }
+    this.part("prompt-box").value = prompt;
   }
 
   listen() {
@@ -125,6 +138,8 @@ class View {
     this.store.listeners.add(this.onFrame);
     this.onStatus = () => this.showStatus();
     this.model.on("change:status", this.onStatus);
+    this.onPrompt = () => this.showPrompt();
+    this.model.on("change:prompt", this.onPrompt);
     this.resized = new ResizeObserver(() => this.refresh());
     this.resized.observe(this.root);
     this.themed = new MutationObserver(() => {
@@ -137,6 +152,7 @@ class View {
   dispose() {
     this.store.listeners.delete(this.onFrame);
     this.model.off("change:status", this.onStatus);
+    this.model.off("change:prompt", this.onPrompt);
     this.resized.disconnect();
     this.themed.disconnect();
     clearTimeout(this.later);
@@ -208,6 +224,7 @@ class View {
     this.text.drawStrip(width, this.cursor, this.selected);
     this.showCursor(last);
     this.showDetail();
+    this.root.dataset.run = store.run;
     this.root.dataset.drawn = this.heatmap.drawn;
     this.root.dataset.frames = store.frames;
     this.root.dataset.tokens = store.tokens.length;
@@ -305,7 +322,7 @@ class View {
 }
 
 function quoted(text) {
-  return text === "" ? "(part of a character)" : `“${text.replace(/\n/g, "⏎")}”`;
+  return text === "" ? "(no text of its own)" : `“${text.replace(/\n/g, "⏎")}”`;
 }
 
 export default {

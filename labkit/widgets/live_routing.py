@@ -64,6 +64,7 @@ class LiveRouting(anywidget.AnyWidget):
     facts = traitlets.Dict().tag(sync=True)
     status = traitlets.Dict().tag(sync=True)
     frame = traitlets.Bytes().tag(sync=True)
+    prompt = traitlets.Unicode().tag(sync=True)
 
     def __init__(
         self,
@@ -133,14 +134,14 @@ class LiveRouting(anywidget.AnyWidget):
 
     def run(self, prompt: str | None = None, n_tokens: int | None = None) -> None:
         """Generate in this thread; raises what the generation raises, and shows it as well."""
-        prompt = self._prompt(prompt)
-        self._begin()
+        prompt = self._chosen(prompt)
+        self._begin(prompt)
         self._player.run(prompt, n_tokens or self._n_tokens)
 
     def play(self, prompt: str | None = None, n_tokens: int | None = None) -> None:
         """Generate in a worker thread, as the Play button does; raises if a run goes on."""
-        prompt = self._prompt(prompt)
-        self._begin()
+        prompt = self._chosen(prompt)
+        self._begin(prompt)
         self._player.start(prompt, n_tokens or self._n_tokens)
 
     def stop(self) -> None:
@@ -171,7 +172,7 @@ class LiveRouting(anywidget.AnyWidget):
 
     # ---- what the player calls, in the thread that generates ------------------------------------
 
-    def _begin(self) -> None:
+    def _begin(self, prompt: str) -> None:
         if self._player.playing:
             return  # the player refuses, and this run's state must stay as it is
         self._run_number += 1
@@ -179,6 +180,7 @@ class LiveRouting(anywidget.AnyWidget):
         self._sent = 0
         self._frame_due = 0.0
         self._decoded = Decoded()
+        self.prompt = prompt
         self.status = {"state": "playing", "message": "Reading the prompt."}
 
     def _take_step(self, step: TokenStep) -> None:
@@ -235,7 +237,7 @@ class LiveRouting(anywidget.AnyWidget):
             except LabkitError as error:
                 self.status = {**self.status, "message": str(error)}
 
-    def _prompt(self, prompt: str | None) -> str:
+    def _chosen(self, prompt: str | None) -> str:
         if prompt is not None:
             return prompt
         for prompts in self._prompts.values():

@@ -20,7 +20,6 @@ class RunStore {
     this.slots = 0; // experts per token and layer
     this.experts = 0; // experts per layer
     this.totals = { tokensPerSecond: NaN, hitRate: NaN, readMib: NaN };
-    this.ranges = { entropy: null, misses: null };
     this.frames = 0;
   }
 
@@ -81,17 +80,19 @@ class RunStore {
         token.hits[c] = (hits[bit >> 3] >> (bit & 7)) & 1;
       }
       this.tokens[token.index] = token;
-      this.widen("entropy", token.entropy);
-      this.widen("misses", token.misses);
     }
   }
 
-  widen(name, value) {
-    if (!Number.isFinite(value)) return;
-    const range = this.ranges[name];
-    if (!range) this.ranges[name] = [value, value];
-    else if (value < range[0]) range[0] = value;
-    else if (value > range[1]) range[1] = value;
+  // Low and high end of a colour scale for one value of the tokens: all but the outermost 4 %, in
+  // whole steps, so that a single odd token does not wash out the rest and colours rarely change.
+  range(name, step) {
+    const values = this.tokens.map((token) => token[name]).filter(Number.isFinite);
+    if (!values.length) return null;
+    values.sort((a, b) => a - b);
+    const at = (share) => values[Math.round(share * (values.length - 1))];
+    const low = Math.floor(at(0.04) / step + 1e-6) * step;
+    const high = Math.ceil(at(0.96) / step - 1e-6) * step;
+    return [low, Math.max(high, low + step)];
   }
 
   // Heat of every (layer, expert) up to and with token `end`: 1 where every recent token chose it.

@@ -1,10 +1,11 @@
 // The text: one span per token, coloured by one value of it, and the strip of bars above the
 // scrubber, which shows the same value along the run.
 
-// What a colouring means: the value of a token, its colour, its unit, its decimals.
+// What a colouring means: the value of a token, its colour, its unit, its decimals, and the step
+// to which its scale is rounded.
 const COLOURINGS = {
-  entropy: { colour: "--lk-hot", unit: "bits", digits: 2 },
-  misses: { colour: "--lk-miss", unit: "misses", digits: 0 },
+  entropy: { colour: "--lk-hot", unit: "bits", digits: 2, step: 0.05 },
+  misses: { colour: "--lk-miss", unit: "misses", digits: 0, step: 1 },
 };
 const STRIP_HEIGHT = 40;
 
@@ -47,7 +48,7 @@ class TextPane {
 
   paint(from = 0) {
     const colouring = COLOURINGS[this.colouring];
-    const range = colouring ? this.store.ranges[this.colouring] : null;
+    const range = colouring ? this.store.range(this.colouring, colouring.step) : null;
     const key = `${this.colouring}:${range}`;
     const start = key === this.painted ? from : 0; // a wider range changes every colour
     this.painted = key;
@@ -62,7 +63,7 @@ class TextPane {
   }
 
   level(value, [low, high]) {
-    return high > low && Number.isFinite(value) ? (value - low) / (high - low) : 0;
+    return Number.isFinite(value) ? Math.max(0, Math.min(1, (value - low) / (high - low))) : 0;
   }
 
   showScale(colouring, range) {
@@ -106,7 +107,7 @@ class TextPane {
       canvas.height = STRIP_HEIGHT * ratio;
     }
     const name = COLOURINGS[this.colouring] ? this.colouring : "entropy";
-    const range = this.store.ranges[name];
+    const range = this.store.range(name, COLOURINGS[name].step);
     const { tokens } = this.store;
     const pen = canvas.getContext("2d");
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
