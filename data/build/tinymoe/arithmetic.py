@@ -1,9 +1,13 @@
-"""Generated arithmetic: short lines such as ``23+45=68``, each answer computed.
+"""Generated arithmetic, each answer computed.
 
 Sums and differences of numbers from 0 to 99 (differences are not negative) and the products of
 the times table up to 12. One digit is one token (the ``qwen2`` pre-tokenizer splits them). A
 tenth of the sums and differences never appears in training, and neither does the same sum with
 its terms swapped. The times table is learned by heart, so it has no held-out part.
+
+Sums come plain, ``27+15=42``, or worked, ``27+15:7+5=12,2+1+1=4=42``: ones, tens with the carry,
+result; ``42-15:12-5=7,4-1-1=2=27`` borrows. A model of this size did not learn plain sums in the
+time it had; worked ones need only single digits at a time.
 """
 
 from __future__ import annotations
@@ -48,3 +52,23 @@ def small(pool: list[str]) -> list[str]:
         terms = [int(term) for term in line.split("=")[0].replace("-", "+").split("+")]
         chosen += [line] * (5 if max(terms) < 10 else 1 if min(terms) < 10 else 0)
     return chosen
+
+
+def worked(line: str) -> str:
+    """A plain sum or difference with its working."""
+    question, answer = line.split("=")
+    operator = "+" if "+" in question else "-"
+    a, b = (int(term) for term in question.split(operator))
+    (a_tens, a_ones), (b_tens, b_ones) = divmod(a, 10), divmod(b, 10)
+    if operator == "+":
+        ones = a_ones + b_ones
+        carry = ones // 10
+        tens = a_tens + b_tens + carry
+    else:
+        carry = int(a_ones < b_ones)
+        a_ones += 10 * carry
+        ones = a_ones - b_ones
+        tens = a_tens - b_tens - carry
+    first = f"{a_ones}{operator}{b_ones}={ones}"
+    second = f"{a_tens}{operator}{b_tens}{operator}{carry}={tens}"
+    return f"{question}:{first},{second}={answer}"

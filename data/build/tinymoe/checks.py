@@ -13,6 +13,7 @@ from .model import Routing, TinyMoE
 from .settings import DOMAINS
 
 WINDOWS = 8
+ANSWER_TOKENS = 20
 
 
 def route(model: TinyMoE, tokens: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
@@ -60,13 +61,13 @@ def exact_answers(model: TinyMoE, work: Path, count: int = 200) -> float:
     shown, lines = lines[:3], lines[3 : count + 3]
     groups: dict[int, list[tuple[list[int], list[int]]]] = {}
     for line in lines:
-        question, answer = line.split("=")
-        prompt = bpe.encode("\n".join([*shown, question]) + "=").ids
+        question, answer = line.split(":")
+        prompt = bpe.encode("\n".join([*shown, question]) + ":").ids
         groups.setdefault(len(prompt), []).append((prompt, bpe.encode(answer + "\n").ids))
     right = 0
     for group in groups.values():
         tokens = torch.tensor([prompt for prompt, _ in group])
-        for _ in range(4):
+        for _ in range(ANSWER_TOKENS):
             with torch.no_grad():
                 tokens = torch.cat((tokens, model(tokens)[0][:, -1:].argmax(-1)), 1)
         for row, (prompt, answer) in zip(tokens.tolist(), group, strict=True):

@@ -13,7 +13,7 @@ from . import arithmetic, split, texts, tokenizer
 from .settings import DOMAINS, SEED, Shape
 
 SHEET_LINES = 40
-SMALL = "small arithmetic"
+SMALL, WORKED = "small arithmetic", "worked arithmetic"
 
 
 def prepare(work: Path) -> None:
@@ -41,6 +41,10 @@ def prepare(work: Path) -> None:
     held["arithmetic"] = {
         f"sheet{i}": arithmetic.sheet(held_pool, [], SHEET_LINES, rng) for i in range(20)
     }
+    held["arithmetic"] = {
+        name: "".join(arithmetic.worked(line) + "\n" for line in text.splitlines())
+        for name, text in held["arithmetic"].items()
+    }
     train["arithmetic"] = {
         f"sheet{i}": arithmetic.sheet(pool, products, SHEET_LINES, rng) for i in range(8000)
     }
@@ -62,18 +66,22 @@ def prepare(work: Path) -> None:
     rng = random.Random(SEED + 1)
     easy = "".join(arithmetic.sheet(sums, products, SHEET_LINES, rng) for _ in range(2000))
     arrays[SMALL] = np.asarray(bpe.encode(easy).ids, dtype=np.uint16)
+    shown = [arithmetic.worked(line) for line in pool]
+    rng = random.Random(SEED + 2)
+    sheets = [arithmetic.sheet(shown, products, SHEET_LINES, rng) for _ in range(4000)]
+    arrays[WORKED] = np.asarray(bpe.encode("".join(sheets)).ids, dtype=np.uint16)
     (work / "held_out.json").write_text(json.dumps(held, ensure_ascii=False, indent=0))
     (work / "texts.json").write_text(json.dumps(report, indent=1))
     np.savez(work / "corpus.npz", **arrays)
 
 
 def streams(work: Path) -> dict[str, np.ndarray]:
-    """Training tokens of each domain, and of sums of small numbers.
+    """Training tokens of each domain, and of the other two kinds of sums.
 
     Each is (n,) int64; every work begins with the end token.
     """
     with np.load(work / "corpus.npz") as arrays:
-        return {name: arrays[name].astype(np.int64) for name in (*DOMAINS, SMALL)}
+        return {name: arrays[name].astype(np.int64) for name in (*DOMAINS, SMALL, WORKED)}
 
 
 def held_out(work: Path) -> dict[str, dict[str, str]]:

@@ -93,7 +93,7 @@ def lru_of_texts(table: pd.DataFrame, n_expert: int, fraction: float = 0.25) -> 
 
 
 def exact_answers(run: Run, work: Path, count: int = 400) -> float:
-    """Share of held-out problems answered rightly, greedily, line end included.
+    """Share of held-out problems answered rightly, greedily, working and line end included.
 
     Each problem follows three others, as in the test of the shipped file.
     """
@@ -102,8 +102,8 @@ def exact_answers(run: Run, work: Path, count: int = 400) -> float:
     lines = [line for line in lines if line][: count + 3]
     right = 0
     for line in lines[3:]:
-        question, answer = line.split("=")
-        tokens = bpe.encode("\n".join([*lines[:3], question]) + "=").ids
+        question, answer = line.split(":")
+        tokens = bpe.encode("\n".join([*lines[:3], question]) + ":").ids
         wanted = bpe.encode(answer + "\n").ids
         # One pass suffices: every answer token must be the best one after the right ones.
         logits, _ = run([0, *tokens, *wanted[:-1]])

@@ -13,18 +13,18 @@ from .model import Routing
 
 
 def answer_weights(
-    tokens: np.ndarray, equals: int, newline: int, inside: float, outside: float
+    tokens: np.ndarray, begins: list[int], newline: int, inside: float, outside: float
 ) -> np.ndarray:
     """Loss weights of arithmetic targets (batch, length), inside answers and elsewhere.
 
     The terms of a problem are random, so there is little to learn from them; a target counts
-    fully if an equals sign came after the last line end.
+    as an answer if one of the tokens ``begins`` came after the last line end.
     """
     inputs = tokens[:, :-1]
     place = np.arange(inputs.shape[1])[None]
-    last_equals = np.maximum.accumulate(np.where(inputs == equals, place, -1), 1)
+    last_begin = np.maximum.accumulate(np.where(np.isin(inputs, begins), place, -1), 1)
     last_line = np.maximum.accumulate(np.where(inputs == newline, place, -1), 1)
-    return np.where(last_equals > last_line, inside, outside).astype(np.float32)
+    return np.where(last_begin > last_line, inside, outside).astype(np.float32)
 
 
 def language(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:

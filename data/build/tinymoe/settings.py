@@ -38,14 +38,16 @@ class Stage:
     """What holds from a step on.
 
     ``purity`` is aimed at, ``balance`` weighs the balancing loss, ``answers`` weighs the loss of
-    arithmetic answers, ``small`` is the share of arithmetic windows with small numbers only.
+    arithmetic answers, ``small`` and ``worked`` are the shares of arithmetic windows with plain
+    sums of small numbers and with worked sums; the rest is plain.
     """
 
     step: int
     purity: float
     balance: float
     answers: float
-    small: float
+    small: float = 0.0
+    worked: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,10 @@ class Training:
     warmup_steps: int = 100
     decay_share: float = 0.45
     stages: tuple[Stage, ...] = (
-        Stage(0, purity=0.74, balance=0.01, answers=1.0, small=0.0),
-        Stage(500, purity=0.80, balance=0.02, answers=1.0, small=0.0),
+        Stage(0, purity=0.74, balance=0.01, answers=1.0),
+        Stage(500, purity=0.80, balance=0.02, answers=1.0),
         Stage(1000, purity=0.82, balance=0.02, answers=4.0, small=0.5),
+        Stage(1500, purity=0.82, balance=0.02, answers=2.0, worked=1.0),
     )
     affinity_gain: float = 0.05
     affinity_drift: float = 0.0002
@@ -83,7 +86,7 @@ SHARP = Training(
     router_rate=0.001,
     warmup_steps=20,
     decay_share=0.7,
-    stages=(Stage(0, purity=0.94, balance=0.02, answers=4.0, small=0.3),),
+    stages=(Stage(0, purity=0.94, balance=0.02, answers=2.0, worked=1.0),),
     affinity_gain=0.2,
     affinity_drift=0.002,
     affinity_max=0.1,

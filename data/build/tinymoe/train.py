@@ -43,7 +43,7 @@ class Batches:
         self.training = training
         self.streams = corpus.streams(work)
         bpe = corpus.bpe(work)
-        self.equals = bpe.token_to_id("=")
+        self.begins = [bpe.token_to_id("="), bpe.token_to_id(":")]
         (self.newline,) = bpe.encode("\n").ids
 
     def draw(self, step: int, rank: int) -> Batch:
@@ -54,17 +54,21 @@ class Batches:
         numbers = rng.choice(len(DOMAINS), training.windows, p=chances / chances.sum())
         places = rng.random(training.windows)
         stage = stage_at(step, training)
-        small = rng.random(training.windows) < stage.small
+        kinds = rng.random(training.windows)
         tokens, weights = [], []
         for index in range(rank, training.windows, PROCESSES):
             name = DOMAINS[numbers[index]]
             sums = name == "arithmetic"
-            stream = self.streams[corpus.SMALL if sums and small[index] else name]
+            if sums and kinds[index] < stage.small:
+                name = corpus.SMALL
+            elif sums and kinds[index] >= 1 - stage.worked:
+                name = corpus.WORKED
+            stream = self.streams[name]
             start = int(places[index] * (len(stream) - training.window - 1))
             row = stream[None, start : start + training.window + 1]
             tokens.append(row)
             inside, outside = (stage.answers, training.question_weight) if sums else (1.0, 1.0)
-            marks = (self.equals, self.newline)
+            marks = (self.begins, self.newline)
             weights.append(objective.answer_weights(row, *marks, inside, outside))
         return Batch(
             torch.from_numpy(np.concatenate(tokens)),
