@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -64,9 +65,16 @@ for _name in COMMANDS:
 
 def main() -> None:
     """Entry point of the `labkit` command; turns a `LabkitError` into one message, exit code 1."""
+    warnings.showwarning = _show_warning
     try:
         app()
     except LabkitError as error:
         typer.secho("error: ", fg="red", bold=True, nl=False, err=True)
         typer.echo(str(error), err=True)
         sys.exit(1)
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning as a remark for people, without the line of code that it came from."""
+    typer.secho("note: ", fg="yellow", bold=True, nl=False, err=True)
+    typer.echo(str(message), err=True)
