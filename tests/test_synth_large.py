@@ -19,10 +19,10 @@ from labkit.gguf_map import open_gguf
 from labkit.runtime import Session
 from labkit.synth import gguf_writer
 from labkit.synth.gguf_writer import TensorSpec, write_shards
-from labkit.synth.large import plan_large
 from labkit.synth.metadata import Shape
 from labkit.synth.models import plan
 from labkit.synth.quirks import default_shape
+from labkit.synth.scaling import LargePlanner
 
 MIB = 2**20
 SMALL: dict[str, Any] = {"d_model": 256, "d_ff": 256}
@@ -96,12 +96,14 @@ def test_equal_seeds_give_equal_bytes(synth_worker: synth.LlamaWorker, tmp_path:
     assert first != other
 
 
-@pytest.mark.parametrize("arch", ["deepseek2", "deepseek4", "jamba", "kimi-k3", "qwen3next"])
+@pytest.mark.parametrize(
+    "arch", ["deepseek2", "deepseek4", "gemma4", "grovemoe", "jamba", "kimi-k3"]
+)
 def test_the_plan_of_a_large_model_is_what_llama_cpp_would_say(
     synth_worker: synth.LlamaWorker, arch: str
 ):
     shape = Shape(layers=9, experts=24, top_k=2, d_model=128, d_ff=96)
-    header, tensors = plan_large(arch, shape, synth_worker)
+    header, tensors = LargePlanner(arch, synth_worker).plan(shape)
     assert (header, tensors) == plan(arch, shape, synth_worker)
     assert len(tensors) > len(plan(arch, default_shape(arch), synth_worker)[1])
 

@@ -89,7 +89,7 @@ def command(
         else:
             first = make(arch, out, worker=worker, **options)
         wall_s = time.perf_counter() - start
-        checked = _check(first, worker) if check else None
+        checked = _check(arch, first, worker) if check else None
     facts = _facts(open_gguf(first), wall_s, checked)
     if json:
         emit_json(facts)
@@ -128,11 +128,16 @@ def _make_large(
         )
 
 
-def _check(path: Path, worker: LlamaWorker) -> dict[str, Any]:
+def _check(arch: str, path: Path, worker: LlamaWorker) -> dict[str, Any]:
     """Decode with llama.cpp; the file stays, whatever comes of it."""
+    from labkit.synth import UNAVAILABLE
+
     answer = worker.decode(path)
     if not answer["finite"] or answer["spread"] == 0:
-        raise LabkitError(f"{path} was written, but llama.cpp computes no sane logits from it.")
+        raise LabkitError(
+            f"{path} was written, but llama.cpp computes no usable logits from it"
+            + (f": {UNAVAILABLE[arch]}." if arch in UNAVAILABLE else ".")
+        )
     return {"tokens": answer["tokens"], "logits_sha256": answer["sha256"]}
 
 

@@ -7,26 +7,25 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from gguf import GGMLQuantizationType
 from gguf.constants import GGML_QUANT_SIZES
 
-from labkit.architectures import parse_expert_tensor
 from labkit.errors import LabkitError
 from labkit.synth.gguf_writer import TensorSpec, write_shards
 from labkit.synth.llama import LlamaWorker
-from labkit.synth.metadata import ON_DEMAND, Shape
+from labkit.synth.metadata import Shape
 from labkit.synth.models import (
     MAX_EXPERTS,
     MAX_LAYERS,
     check_shape,
-    plan,
     tensor_bytes,
     tensor_type,
 )
 from labkit.synth.quantise import expert_type
-from labkit.synth.quirks import default_shape, describe
+from labkit.synth.quirks import default_shape
+from labkit.synth.scaling import LargePlanner, Tensors
 from labkit.synth.tiles import write_tiled
 
 PRESETS: dict[str, Shape] = {
@@ -86,15 +85,18 @@ def make_large(
     given = {"layers": layers, "experts": experts, "top_k": top_k, "d_model": d_model, "d_ff": d_ff}
     wishes = {key: value for key, value in given.items() if value is not None}
     with contextlib.ExitStack() as stack:
-        worker = worker or stack.enter_context(LlamaWorker())
+        planner = LargePlanner(arch, worker or stack.enter_context(LlamaWorker()))
         shape = check_shape(_preset(arch, wishes), kind)
-        header, specs = _model(arch, shape, kind, seed, worker)
         if size_gib is not None:
             target = round(size_gib * 2**30)
-            for choose in (_fit_layers, _fit_experts):
-                shape = check_shape(choose(arch, shape, specs, target, wishes), kind)
-                header, specs = _model(arch, shape, kind, seed, worker)
-            _require_size(specs, target, shape)
+            if "layers" not in wishes:
+                shape = _fit_layers(planner, shape, kind, target)
+            if "experts" not in wishes:
+                shape = _fit_experts(planner, shape, kind, target)
+            shape = check_shape(shape, kind)
+            _require_size(planner, shape, kind, target)
+        header, tensors = planner.plan(shape)
+    specs = _specs(tensors, shape, kind, seed)
     total, done = _total(specs), 0
 
     def count(nbytes: int) -> None:
@@ -114,62 +116,10 @@ def _preset(arch: str, wishes: dict[str, int]) -> Shape:
     return replace(shape, heads=heads, kv_heads=max(1, heads // 4), d_head=None)
 
 
-def _model(
-    arch: str, shape: Shape, kind: GGMLQuantizationType, seed: int, worker: LlamaWorker
-) -> tuple[dict[str, Any], list[TensorSpec]]:
-    header, tensors = plan_large(arch, shape, worker)
-    return header, [_spec(name, size, kind, shape, seed) for name, size in tensors.items()]
-
-
-def plan_large(
-    arch: str, shape: Shape, worker: LlamaWorker
-) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
-    """What `plan` returns, without llama.cpp reserving memory for the whole model in F32.
-
-    Two small models tell the rest: a thin one, with all layers and experts but narrow, says which
-    tensors each layer has; a short one, with true widths but few layers and experts, how wide.
-    """
-    tiny = Shape()
-    thin_shape = replace(
-        shape,
-        d_model=tiny.d_model,
-        d_ff=tiny.d_ff,
-        heads=tiny.heads,
-        kv_heads=tiny.kv_heads,
-        d_head=None,
-    )
-    few = min(shape.experts, -(-2 * shape.top_k // 4) * 4)
-    short_shape = replace(shape, layers=min(shape.layers, default_shape(arch).layers), experts=few)
-    header, thin = plan(arch, thin_shape, worker)
-    _, short = plan(arch, short_shape, worker)
-
-    keys = [key for key in header if key.removeprefix(f"{arch}.") in ON_DEMAND]
-    wide = {key: ON_DEMAND[key.removeprefix(f"{arch}.")](shape) for key in keys}
-    header = header | wide | describe(arch, shape)
-
-    kinds = _layer_kinds(thin)
-    like = {kinds[layer]: layer for layer in reversed(range(short_shape.layers))}
-    tensors = {}
-    for name, narrow in thin.items():
-        model = name
-        if name.startswith("blk."):
-            _, layer, leaf = name.split(".", 2)
-            model = f"blk.{like[kinds[int(layer)]]}.{leaf}"
-        tensors[name] = tuple(
-            shape.experts if (n, w) == (shape.experts, few) else w
-            for n, w in zip(narrow, short[model], strict=True)
-        )
-    return header, tensors
-
-
-def _layer_kinds(tensors: dict[str, tuple[int, ...]]) -> dict[int, frozenset]:
-    """For each layer the names and shapes of its tensors; layers alike have equal ones."""
-    kinds: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
-    for name, size in tensors.items():
-        if name.startswith("blk."):
-            _, layer, leaf = name.split(".", 2)
-            kinds.setdefault(int(layer), []).append((leaf, size))
-    return {layer: frozenset(leaves) for layer, leaves in kinds.items()}
+def _specs(
+    tensors: Tensors, shape: Shape, kind: GGMLQuantizationType, seed: int
+) -> list[TensorSpec]:
+    return [_spec(name, size, kind, shape, seed) for name, size in tensors.items()]
 
 
 def _spec(
@@ -194,34 +144,40 @@ def _total(specs: list[TensorSpec]) -> int:
     return sum(spec.nbytes for spec in specs)
 
 
+def _size(planner: LargePlanner, shape: Shape, kind: GGMLQuantizationType) -> int:
+    return _total(_specs(planner.plan(shape)[1], shape, kind, seed=0))
+
+
 def _fit_layers(
-    arch: str, shape: Shape, specs: list[TensorSpec], target: int, wishes: dict[str, int]
+    planner: LargePlanner, shape: Shape, kind: GGMLQuantizationType, target: int
 ) -> Shape:
-    """As many layers of the present kind as come nearest to `target` bytes."""
-    if "layers" in wishes:
-        return shape
-    fixed = _total([spec for spec in specs if not spec.name.startswith("blk.")])
-    layer_bytes = (_total(specs) - fixed) / shape.layers
-    layers = round((target - fixed) / layer_bytes)
-    return replace(shape, layers=min(max(layers, default_shape(arch).layers), MAX_LAYERS))
+    """As many layers as come nearest to `target` bytes."""
+    least = default_shape(planner.arch).layers
+    one = replace(shape, layers=least)
+    two = replace(shape, layers=2 * least)
+    size = _size(planner, one, kind)
+    layer_bytes = (_size(planner, two, kind) - size) / least
+    layers = least + round((target - size) / layer_bytes)
+    return replace(shape, layers=min(max(layers, least), MAX_LAYERS))
 
 
 def _fit_experts(
-    arch: str, shape: Shape, specs: list[TensorSpec], target: int, wishes: dict[str, int]
+    planner: LargePlanner, shape: Shape, kind: GGMLQuantizationType, target: int
 ) -> Shape:
     """As many experts a layer as come nearest to `target` bytes."""
-    if "experts" in wishes:
-        return shape
-    expert_bytes = _total([spec for spec in specs if parse_expert_tensor(spec.name)])
-    other_bytes = _total(specs) - expert_bytes
-    experts = round(shape.experts * (target - other_bytes) / expert_bytes)
+    few, many = min(2 * shape.top_k, MAX_EXPERTS - 1), MAX_EXPERTS
+    size = _size(planner, replace(shape, experts=few), kind)
+    expert_bytes = (_size(planner, replace(shape, experts=many), kind) - size) / (many - few)
+    experts = few + round((target - size) / expert_bytes)
     if experts >= 64:
         experts = round(experts / 4) * 4  # architectures that route in groups need a multiple
     return replace(shape, experts=min(max(experts, shape.top_k), MAX_EXPERTS))
 
 
-def _require_size(specs: list[TensorSpec], target: int, shape: Shape) -> None:
-    total = _total(specs)
+def _require_size(
+    planner: LargePlanner, shape: Shape, kind: GGMLQuantizationType, target: int
+) -> None:
+    total = _size(planner, shape, kind)
     if abs(total - target) > _TOLERANCE * target:
         raise LabkitError(
             f"{target / 2**30:.3g} GiB cannot be met: {shape.layers} layers of {shape.experts} "

@@ -118,8 +118,12 @@ QUIRKS: dict[str, Callable[[Shape], Keys]] = {
     "lfm2moe": _hybrid,
     "minimax-01": lambda s: {"full_attention_interval": 2},
     "minimax-m2": lambda s: {"expert_gating_func": SIGMOID},
-    "minimax-m3": lambda s: {"attention.indexer.head_count": s.kv_heads},
+    "minimax-m3": lambda s: {
+        "attention.indexer.head_count": s.kv_heads,
+        "rope.dimension_count": min(s.head_dim, 64),  # fits into the indexer's keys
+    },
     "mistral4": _mla,
+    "nemotron_h": _nemotron_h_moe,
     "nemotron_h_moe": _nemotron_h_moe,
     "nomic-bert-moe": lambda s: {"tokenizer.ggml.token_type_count": 1, "moe_every_n_layers": 2},
     "olmoe": _all_key_heads,
@@ -134,6 +138,7 @@ LAYERS: dict[str, int] = {
     "afmoe": 4,  # every fourth layer attends to everything
     "deepseek4": 4,
     "llama4": 4,  # every fourth layer goes without positions
+    "nemotron_h": 4,
     "nemotron_h_moe": 4,
 }
 """Layers of architectures that need more than three to show everything they have."""
