@@ -63,17 +63,22 @@ def expert_table(gguf: GGUFMap, slices: list[ExpertSlice]) -> Table:
     total = sum(s.nbytes for s in slices)
     table = Table(
         title=f"Expert {first.expert} of layer {first.layer}: {len(slices)} slices, {size(total)}",
+        caption="\n".join(
+            f"shard {shard}: {escape(str(gguf.paths[shard]))}"
+            for shard in sorted({s.shard for s in slices})
+        ),
         box=box.SIMPLE,
         title_justify="left",
+        caption_justify="left",
     )
-    for name in ("projection", "file", "type"):
-        table.add_column(name, overflow="fold")
+    for name in ("projection", "shard", "type"):
+        table.add_column(name)
     for name in ("offset", "bytes", f"offset mod {_BLOCK}"):
         table.add_column(name, justify="right")
     for s in slices:
         table.add_row(
             s.projection,
-            escape(gguf.paths[s.shard].name),
+            str(s.shard),
             s.type_name,
             str(s.offset),
             str(s.nbytes),
