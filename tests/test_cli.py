@@ -83,15 +83,19 @@ def test_run_refuses_an_unknown_parameter(tmp_path):
 
 def test_run_writes_results_and_reads_paths_from_where_it_is_called(tmp_path):
     (tmp_path / "notebooks").mkdir()
-    cell = "from labkit.experiment import write_finding\nwrite_finding(out_dir, 'T', model)"
+    cell = "from labkit.experiment import write_finding\nwrite_finding(out_dir, 'T', model + text)"
     notebook = write_notebook(
-        tmp_path / "notebooks" / "a.ipynb", cell, parameters="model = ''\nout_dir = '../runs/a'"
+        tmp_path / "notebooks" / "a.ipynb",
+        cell,
+        parameters="model = text = ''\nout_dir = '../runs/a'",
     )
     (tmp_path / "my.gguf").touch()
-    done = labkit("run", notebook, "-p", "model", "my.gguf", "-o", "out", "--json", cwd=tmp_path)
+    text = "my.gguf " * 99  # no path, although it could be taken for one
+    given = ("-p", "model", "my.gguf", "-p", "text", text)
+    done = labkit("run", notebook, *given, "-o", "out", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result["finding"] == str(tmp_path / "my.gguf")
+    assert result["finding"] == str(tmp_path / "my.gguf") + text
     assert result["parameters"]["out_dir"] == str(tmp_path / "out")
     for name in ("a.ipynb", "a.html", "finding.json"):
         assert (tmp_path / "out" / name).is_file()

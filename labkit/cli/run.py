@@ -110,6 +110,10 @@ def _given(pairs: list[str], declared: Any, notebook: str) -> dict[str, Any]:
         given[name] = from_text(name, text, declared, notebook)
     for name, value in given.items():
         # The kernel runs in the notebook's directory, but a path is meant from where one types it.
-        if isinstance(value, str) and value and (name == "out_dir" or Path(value).exists()):
+        if isinstance(value, str) and value and _names_a_path(name):
             given[name] = str(Path(value).resolve())
     return checked(given, declared, notebook)
+
+
+def _names_a_path(parameter: str) -> bool:
+    return parameter == "model" or parameter.endswith(("_path", "_file", "_dir"))
