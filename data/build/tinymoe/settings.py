@@ -39,7 +39,8 @@ class Stage:
 
     ``purity`` is aimed at, ``balance`` weighs the balancing loss, ``answers`` weighs the loss of
     arithmetic answers, ``small`` and ``worked`` are the shares of arithmetic windows with plain
-    sums of small numbers and with worked sums; the rest is plain.
+    sums of small numbers and with worked sums; the rest is plain. ``sums`` is the domain's own part
+    in the mix of windows.
     """
 
     step: int
@@ -48,6 +49,7 @@ class Stage:
     answers: float
     small: float = 0.0
     worked: float = 0.0
+    sums: int = 21
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Training:
     window: int = 256
     windows: int = 8
     mix: dict[str, int] = field(
-        default_factory=lambda: {"english": 33, "python": 33, "chinese": 13, "arithmetic": 21}
+        default_factory=lambda: {"english": 33, "python": 33, "chinese": 13}
     )
     steps: int = 4000
     muon_rate: float = 0.02
@@ -70,6 +72,7 @@ class Training:
         Stage(500, purity=0.80, balance=0.02, answers=1.0),
         Stage(1000, purity=0.82, balance=0.02, answers=4.0, small=0.5),
         Stage(1500, purity=0.82, balance=0.02, answers=2.0, worked=1.0),
+        Stage(2250, purity=0.82, balance=0.02, answers=3.0, worked=1.0, sums=33),
     )
     affinity_gain: float = 0.05
     affinity_drift: float = 0.0002

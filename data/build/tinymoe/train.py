@@ -50,10 +50,10 @@ class Batches:
         """One process's half of a step's batch, the same whenever it is asked for."""
         training = self.training
         rng = np.random.default_rng((training.seed, step))
-        chances = np.array([training.mix[domain] for domain in DOMAINS])
+        stage = stage_at(step, training)
+        chances = np.array([training.mix.get(domain, stage.sums) for domain in DOMAINS])
         numbers = rng.choice(len(DOMAINS), training.windows, p=chances / chances.sum())
         places = rng.random(training.windows)
-        stage = stage_at(step, training)
         kinds = rng.random(training.windows)
         tokens, weights = [], []
         for index in range(rank, training.windows, PROCESSES):
