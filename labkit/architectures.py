@@ -48,6 +48,7 @@ ROLES: tuple[str, ...] = (
 _EXPERT_NAME = re.compile(
     r"blk\.(0|[1-9][0-9]{0,5})\.(" + "|".join(EXPERT_SUFFIXES) + r")\.weight", re.ASCII
 )
+_LAYER_NAME = re.compile(r"blk\.([0-9]{1,6})\.", re.ASCII)
 _BLOCK_NAME = re.compile(r"(?:(?:enc|dec)\.)?blk\.[0-9]+\.(.+)", re.ASCII)
 
 _ROUTER_PARTS = ("ffn_gate_inp", "exp_probs_b", "exp_probs_b_vl", "ffn_gate_tid2eid")
@@ -58,7 +59,6 @@ _ATTENTION_PREFIXES = (
     "indexer",
     "ssm_",
     "time_mix_",
-    "shortcut_attn",
     "shortconv",
 )
 _FFN_PREFIXES = ("ffn_", "ffn.", "channel_mix_", "vis_")
@@ -77,11 +77,17 @@ def parse_expert_tensor(name: str) -> tuple[int, str] | None:
     return int(match[1]), EXPERT_SUFFIXES[match[2]]
 
 
+def layer_of(name: str) -> int | None:
+    """Return the layer of a tensor named ``blk.<layer>.<rest>``, or None for any other name."""
+    match = _LAYER_NAME.match(name)
+    return int(match[1]) if match else None
+
+
 def role_of(name: str) -> str:
     """Return what a tensor of this name does in the model, one of `ROLES`.
 
     "attention" covers everything that mixes tokens (state-space and convolution blocks too). The
-    look-alikes of routed experts (see the module's docstring) are "dense ffn": they are resident.
+    look-alikes of routed experts (see the module's docstring) are "norm" or "dense ffn".
     """
     if parse_expert_tensor(name) is not None:
         return ROUTED_EXPERT

@@ -150,6 +150,23 @@ def test_bytes_by_role_and_by_token(tmp_path):
     assert token_bytes(untied) == token_bytes(tied) + embedding // 40
 
 
+def test_layers_of_multi_token_heads_cost_a_token_nothing(tmp_path):
+    doc = tiny_moe(n_layers=4).with_keys(Key("qwen3moe.nextn_predict_layers", UINT32, 1))
+    gguf = open_gguf(doc.write(tmp_path / "m.gguf"))
+    assert gguf.moe_layers == [1, 2, 3]
+    assert gguf.token_cycle_bytes == 2 * 2 * gguf.entry_bytes(1)
+    head = sum(t.nbytes for t in gguf.tensors if t.name.startswith("blk.3."))
+    experts = sum(e.tensor.nbytes for e in gguf.layer_tensors(3))
+    assert token_bytes(gguf) == gguf.dense_bytes - (head - experts) + gguf.token_cycle_bytes
+
+
+def test_experts_used_may_differ_by_layer(tmp_path):
+    key = Key("qwen3moe.expert_used_count", ARRAY, [0, 1, 4], UINT32)
+    gguf = open_gguf(tiny_moe().with_keys(key).write(tmp_path / "m.gguf"))
+    assert gguf.n_expert_used == 4
+    assert gguf.token_cycle_bytes == 5 * gguf.entry_bytes(1)
+
+
 @pytest.mark.parametrize(
     ("name", "role"),
     [

@@ -347,6 +347,12 @@ def test_things_that_are_no_model_have_messages_of_their_own(tmp_path):
     assert len(texts) == len(messages)
 
 
+def test_paths_that_no_file_can_have(tmp_path):
+    for name in ("a\0b", "x" * 5000):
+        with pytest.raises(ModelFileError):
+            open_gguf(tmp_path / name)
+
+
 def test_a_directory_hints_at_a_subdirectory(tmp_path):
     (tmp_path / "Q4_K_M").mkdir()
     tiny_moe().write(tmp_path / "Q4_K_M" / "m.gguf")

@@ -91,6 +91,13 @@ def test_dense_unknown_and_unloadable_models_are_still_shown(tmp_path):
     assert json.loads(inspect(tmp_path / "twice.gguf", "--json").stdout)["load_problems"]
 
 
+def test_escape_codes_in_a_file_do_not_reach_the_terminal(tmp_path):
+    doc = tiny_moe().with_keys(Key("general.name", STRING, "\x1b]0;owned\x07[red]name"))
+    done = inspect(doc.write(tmp_path / "m.gguf"))
+    assert "\x1b" not in done.stdout
+    assert "?]0;owned?[red]name" in done.stdout
+
+
 @pytest.mark.parametrize("wrong", ["3", "3:", ":17", "a:b", "3:17:1", "-1:0", "3.0:1", "９:1"])
 def test_wrong_use_ends_with_2(tmp_path, wrong):
     done = inspect(tiny_moe().write(tmp_path / "m.gguf"), "--expert", wrong)

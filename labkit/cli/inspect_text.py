@@ -88,9 +88,10 @@ def expert_table(gguf: GGUFMap, slices: list[ExpertSlice]) -> Table:
 
 
 def _facts(gguf: GGUFMap) -> Table:
-    name = gguf.metadata.get("general.name") or gguf.paths[0].name
+    name = str(gguf.metadata.get("general.name") or gguf.paths[0].name)[:120]
+    name = "".join(c if c.isprintable() else "?" for c in name)  # a file may hold escape codes
     table = Table(
-        title=escape(f"{name}"),
+        title=escape(name),
         box=None,
         show_header=False,
         title_justify="left",

@@ -19,7 +19,7 @@ def refuse_non_gguf(path: Path) -> int:
             raise NotAModelError(f"{path}: not a regular file, so no model can be read from it.")
         with path.open("rb", buffering=0) as file:
             head = file.read(64)
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # ValueError: a NUL in the name
         raise NotAModelError(f"{path}: no such file. Check the path of the model.") from None
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read: {error.strerror or error}.") from error

@@ -97,8 +97,14 @@ class GGUFMap:
 
     @property
     def token_cycle_bytes(self) -> int:
-        """Bytes of the expert entries that one token uses: all MoE layers x top-k."""
-        return sum(self.entry_bytes(layer) for layer in self.moe_layers) * self.n_expert_used
+        """Bytes of the expert entries that one token uses: all computed MoE layers x top-k."""
+        layers = [layer for layer in self.moe_layers if layer < self.n_computed_layers]
+        return sum(self.entry_bytes(layer) * self.experts_used(layer) for layer in layers)
+
+    @property
+    def n_computed_layers(self) -> int:
+        """Layers that computing a token runs through: without the multi-token heads at the end."""
+        return self.n_layers - self.count("nextn_predict_layers")
 
     @cached_property
     def has_tokenizer(self) -> bool:
@@ -141,6 +147,13 @@ class GGUFMap:
                 )
             )
         return slices
+
+    def experts_used(self, layer: int) -> int:
+        """Routed experts that a token uses in this layer (some models have a list by layer)."""
+        value = self.metadata.get(f"{self.architecture}.expert_used_count")
+        if isinstance(value, list) and layer < len(value):
+            return value[layer]
+        return self.n_expert_used
 
     def entry_bytes(self, layer: int) -> int:
         """Bytes of one expert entry (all its projections) of this layer."""
@@ -193,7 +206,7 @@ class GGUFMap:
         return value
 
     def count(self, key: str) -> int:
-        """A non-negative count of the architecture; of a list by layer the largest."""
+        """The architecture's key as a count, 0 if it is missing; of a list by layer the largest."""
         value = self.metadata.get(f"{self.architecture}.{key}", 0)
         numbers = value if isinstance(value, list) else [value]
         good = [v for v in numbers if isinstance(v, int) and 0 <= v < 1 << 31]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -15,8 +16,8 @@ _LISTED = 10
 
 def read_model_headers(path: Path) -> list[Header]:
     """Return the headers of a model's files in shard order."""
-    if path.is_dir():
-        path = _only_model_in(path)
+    with contextlib.suppress(OSError):  # reading the header says what is wrong with the path
+        path = _only_model_in(path) if path.is_dir() else path
     first = read_header(path)
     count = _split_key(first, "split.count", "UINT16", default=1)
     if count <= 1:

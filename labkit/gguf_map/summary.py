@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.architectures import EMBEDDING, ROLES, ROUTED_EXPERT
+from labkit.architectures import EMBEDDING, ROLES, ROUTED_EXPERT, layer_of
 from labkit.errors import LabkitError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class RoleBytes:
     """All tensors of one role: their bytes, and how many of these computing one token uses.
 
     A token uses top-k of the routed experts, one row of a token embedding (all of it where it
-    doubles as the output matrix), and all of the rest.
+    doubles as the output matrix), nothing of multi-token heads, and all of the rest.
     """
 
     role: str
@@ -104,6 +104,9 @@ def streaming_refusal(gguf: GGUFMap) -> str | None:
 
 
 def _token_bytes(gguf: GGUFMap, tensor: TensorInfo) -> int:
+    layer = layer_of(tensor.name)
+    if layer is not None and layer >= gguf.n_computed_layers:
+        return 0
     if tensor.role != EMBEDDING or len(tensor.shape) < 2:
         return tensor.nbytes
     tied = tensor.name == "token_embd.weight" and not gguf.has_tensor("output.weight")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from labkit.architectures import parse_expert_tensor
+from labkit.architectures import layer_of
 
 if TYPE_CHECKING:
     from labkit.gguf_map.model import GGUFMap
@@ -22,7 +22,7 @@ def tensors_table(gguf: GGUFMap) -> pd.DataFrame:
     Columns: name, role, layer (<NA> outside of blocks), shard, offset_bytes, end_bytes, nbytes
     (bytes), type, shape (text, contiguous dimension first).
     """
-    layers = pd.array([_layer(t.name) for t in gguf.tensors], dtype="Int64")
+    layers = pd.array([layer_of(t.name) for t in gguf.tensors], dtype="Int64")
     return pd.DataFrame(
         {
             "name": [t.name for t in gguf.tensors],
@@ -77,13 +77,3 @@ def with_direct_io(table: pd.DataFrame, block_bytes: int = DIRECT_IO_BLOCK) -> p
         direct_bytes=direct,
         over_read_bytes=direct - table["size_bytes"],
     )
-
-
-def _layer(name: str) -> int | None:
-    parsed = parse_expert_tensor(name)
-    if parsed:
-        return parsed[0]
-    parts = name.split(".")
-    if len(parts) > 2 and parts[0] == "blk" and parts[1].isdecimal():
-        return int(parts[1])
-    return None
