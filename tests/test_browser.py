@@ -235,6 +235,7 @@ def test_play_with_a_prompt_of_the_picker(opened: Opened) -> None:
     drawn = int(opened.state("drawn"))
     opened.play()
     opened.wait_for("d.state === 'finished'")
+    opened.settle()
     opened.page.wait_for_function(
         """(text) => {
           const shown = document.querySelector('.lk-text').textContent;
@@ -255,12 +256,14 @@ def test_stop_ends_a_run_and_play_works_again(opened: Opened) -> None:
     assert opened.part("play").is_disabled()
     opened.part("stop").click()
     opened.wait_for("d.state === 'stopped'")
+    opened.settle()
     assert int(opened.state("tokens")) < 400
     assert opened.part("stop").is_disabled()
 
     opened.part("count").fill("3")
     opened.play()
     opened.wait_for("d.state === 'finished'")
+    opened.settle()
     assert opened.page.locator(".lk-live .lk-token:not(.lk-of-prompt)").count() == 3
 
 

@@ -1,6 +1,7 @@
 // The view: controls, figures, heatmap, scrubber, text. State that belongs to one look at the run
 // (cursor, selected expert, colouring) lives here; the run itself lives in the store.
 
+const PAGE_MS = 100;
 const stores = new Map(); // one store per model, shared by all its views
 
 function storeOf(model) {
@@ -62,6 +63,9 @@ class View {
     this.focused = null;
     this.shownRun = -1;
     this.pending = 0;
+    this.width = 0;
+    this.wholeAt = 0;
+    this.overdue = true;
     this.fillControls();
     this.listen();
     this.showStatus();
@@ -134,13 +138,19 @@ class View {
     on("map", "keydown", (event) => this.onKey(event));
     // JupyterLab has shortcuts of its own for plain keys while a cell is selected
     this.root.addEventListener("keydown", (event) => event.stopPropagation());
-    this.onFrame = () => this.refresh();
+    this.onFrame = () => this.refresh(false);
     this.store.listeners.add(this.onFrame);
-    this.onStatus = () => this.showStatus();
+    this.onStatus = () => {
+      this.showStatus();
+      this.refresh();
+    };
     this.model.on("change:status", this.onStatus);
     this.onPrompt = () => this.showPrompt();
     this.model.on("change:prompt", this.onPrompt);
-    this.resized = new ResizeObserver(() => this.refresh());
+    this.resized = new ResizeObserver(() => {
+      this.width = this.part("text").offsetWidth; // of the column, without a canvas's own say
+      this.refresh();
+    });
     this.resized.observe(this.root);
     this.themed = new MutationObserver(() => {
       this.refresh();
@@ -156,6 +166,7 @@ class View {
     this.resized.disconnect();
     this.themed.disconnect();
     clearTimeout(this.later);
+    clearTimeout(this.rest);
     cancelAnimationFrame(this.pending);
   }
 
@@ -205,29 +216,40 @@ class View {
 
   // ---- drawing: at most once per animation frame ------------------------------------------------
 
-  refresh() {
+  // While tokens come, the heatmap follows every frame and the rest of the page, which costs more
+  // to lay out, ten times a second. What a hand does is shown at once.
+  refresh(everything = true) {
+    this.overdue ||= everything || performance.now() - this.wholeAt > PAGE_MS;
     if (!this.pending) this.pending = requestAnimationFrame(() => this.draw());
   }
 
   draw() {
     this.pending = 0;
+    if (!this.width) return; // not laid out: the observer of sizes calls again
     const { store } = this;
     if (store.run !== this.shownRun) this.startRun();
-    this.setDark();
     const last = store.tokens.length - 1;
     if (this.following) this.cursor = Math.max(0, last);
-    this.text.append(this.selected);
-    this.showFigures();
-    this.root.classList.toggle("lk-empty", last < 0);
-    const width = this.part("text").clientWidth; // of the column, without a canvas's own say
-    this.heatmap.draw(width, this.cursor, this.selected, this.focused);
-    this.text.drawStrip(width, this.cursor, this.selected);
-    this.showCursor(last);
-    this.showDetail();
+    this.heatmap.draw(this.width, this.cursor, this.selected, this.focused);
+    clearTimeout(this.rest);
+    if (this.overdue) this.drawPage(last);
+    else this.rest = setTimeout(() => this.refresh(), PAGE_MS);
     this.root.dataset.run = store.run;
     this.root.dataset.drawn = this.heatmap.drawn;
     this.root.dataset.frames = store.frames;
     this.root.dataset.tokens = store.tokens.length;
+  }
+
+  drawPage(last) {
+    this.overdue = false;
+    this.wholeAt = performance.now();
+    this.setDark();
+    this.root.classList.toggle("lk-empty", last < 0);
+    this.text.append(this.selected);
+    this.showFigures();
+    this.text.drawStrip(this.width, this.cursor, this.selected);
+    this.showCursor(last);
+    this.showDetail();
   }
 
   startRun() {
