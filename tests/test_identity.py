@@ -55,6 +55,7 @@ def streamed(path: Path, *, cache: str, **options) -> tuple[np.ndarray, Session]
         n_ctx=256,
         n_ubatch=256,
         threads=2,
+        trial=False,
         **options,
     ) as session:
         result = session.generate(PROMPT, STEPS)

@@ -20,6 +20,7 @@ from labkit.runtime.native import NativeModel
 from labkit.runtime.reader import FileReader
 from labkit.runtime.recorder import Recorder
 from labkit.runtime.source import ExpertStreamSource
+from labkit.runtime.trial import trial_load
 
 Dense = Literal["anonymous", "mmap"]
 
@@ -47,6 +48,7 @@ class Engine:
         threads: int | None,
         n_ctx: int | None,
         n_ubatch: int,
+        trial: bool,
     ) -> None:
         if dense not in ("anonymous", "mmap"):
             raise ValueError(f"dense is {dense!r}; it must be 'anonymous' or 'mmap'")
@@ -64,6 +66,8 @@ class Engine:
                 self.reader_note = reader.direct_io_note
                 self.source = ExpertStreamSource(self.map, reader, LRU(self.cache_bytes))
                 undo.callback(self.source.close)
+            if trial:
+                trial_load(self.map)
             self.recorder = Recorder(self.map, self.source)
             self.hook = RouterHook(self.recorder.on_routing)
             self.model = NativeModel(

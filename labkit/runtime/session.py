@@ -41,6 +41,8 @@ class Session:
         n_ctx: tokens of context; None is the model's own, at most 4096.
         n_ubatch: prompt tokens of one graph. Runs compare bit for bit at the same value only.
         temperature, top_k, top_p, seed: sampling; temperature 0 is greedy.
+        trial: load a file for the first time in a child process, which takes half a second, because
+            llama.cpp ends the process on metadata that contradict each other. False trusts it.
         all_logits: compute logits for every prompt token, not the last alone. The last MoE layer
             then routes every prompt token; otherwise llama.cpp drops them before it.
         on_logits: called with a (n_vocab,) float32 row of each logits computed, in order.
@@ -71,6 +73,7 @@ class Session:
         temperature: float = 0.0,
         top_k: int = 40,
         top_p: float = 0.95,
+        trial: bool = True,
         all_logits: bool = False,
         on_logits: Callable[[np.ndarray], None] | None = None,
     ) -> None:
@@ -86,6 +89,7 @@ class Session:
                 threads=threads,
                 n_ctx=n_ctx,
                 n_ubatch=n_ubatch,
+                trial=trial,
             )
         except BaseException:
             self._sampler.close()
