@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -36,3 +37,13 @@ def synth_model(
         return made[key]
 
     return model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _close_what_llama_cpp_python_leaves_open() -> Iterator[None]:
+    """It opens the null device twice when imported; at exit Python would warn of both."""
+    yield
+    utils = sys.modules.get("llama_cpp._utils")
+    for name in ("outnull_file", "errnull_file"):
+        if file := getattr(utils, name, None):
+            file.close()
