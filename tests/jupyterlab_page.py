@@ -65,11 +65,13 @@ class JupyterLab:
 
     def __init__(self, root: Path, home: Path, theme: str = "JupyterLab Light") -> None:
         settings = {
-            "themes": {"theme": theme},
-            "notification": {"fetchNews": "false", "checkForUpdates": False},
+            "apputils-extension/themes": {"theme": theme},
+            "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+            # cells out of sight stay in the page, so that a test can look at them
+            "notebook-extension/tracker": {"windowingMode": "none"},
         }
         for name, values in settings.items():
-            path = home / "settings/@jupyterlab/apputils-extension" / f"{name}.jupyterlab-settings"
+            path = home / "settings/@jupyterlab" / f"{name}.jupyterlab-settings"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(values))
         self._token = secrets.token_hex(16)

@@ -225,7 +225,7 @@ class View {
 
   draw() {
     this.pending = 0;
-    if (!this.width) return; // not laid out: the observer of sizes calls again
+    if (!this.width) return; // out of sight: the observer of sizes calls when it comes back
     const { store } = this;
     if (store.run !== this.shownRun) this.startRun();
     const last = store.tokens.length - 1;
