@@ -186,6 +186,13 @@ def test_expert_tensors_of_the_wrong_shape(tmp_path):
     refuse(doc.write(tmp_path / "m"), r"'blk\.9\.ffn_up_exps\.weight' has the shape \(64, 32\)")
 
 
+def test_projections_that_disagree_on_the_number_of_experts(tmp_path):
+    doc = tiny_moe()
+    tensor = next(t for t in doc.tensors if t.name == "blk.1.ffn_up_exps.weight")
+    tensor.shape = (64, 32, 5)
+    refuse(doc.write(tmp_path / "m"), r"layer 1 has 8 experts in '.*gate_exps.*' but 5 in '.*up_")
+
+
 # --- case 4: files cut short ---------------------------------------------------------------------
 
 

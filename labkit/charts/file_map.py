@@ -151,7 +151,7 @@ def over_read_by_size(gguf: GGUFMap, block_bytes: int) -> alt.LayerChart | alt.F
         .mark_point(filled=True, size=130, color=CATEGORICAL[1], opacity=1)
         .encode(x=x, y=y, tooltip=["projections", "type", "n_slices", "size_kib", "over_read_pct"])
     )
-    names = dots.mark_text(align="left", dx=10, dy=-8, color=INK).encode(text="projections:N")
+    names = dots.mark_text(align="left", angle=325, dx=11, color=INK).encode(text="projections:N")
     return alt.layer(line, dots, names).properties(
         width=_WIDTH - 60, height=240, title=title(finding, detail, width_px=_WIDTH)
     )

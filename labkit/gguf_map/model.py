@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -233,6 +234,13 @@ class GGUFMap:
                 ExpertTensor(layer, projection, tensor, n_expert, tensor.nbytes // n_expert)
             )
         found.sort(key=lambda e: (e.layer, PROJECTIONS.index(e.projection)))
+        for one, other in pairwise(found):
+            if one.layer == other.layer and one.n_expert != other.n_expert:
+                raise ModelFileError(
+                    f"{self.paths[other.tensor.shard]}: layer {one.layer} has {one.n_expert}"
+                    f" experts in '{one.tensor.name}' but {other.n_expert} in"
+                    f" '{other.tensor.name}'. The file is damaged."
+                )
         return found
 
     def _streaming_problems(self):
