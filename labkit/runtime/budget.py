@@ -16,7 +16,7 @@ class BudgetWarning(UserWarning):
 
 def layer_floor_bytes(gguf: GGUFMap) -> int:
     """Bytes that the largest layer uses for one token: its top-k entries."""
-    return max(gguf.entry_bytes(layer) for layer in gguf.moe_layers) * gguf.n_expert_used
+    return max(gguf.entry_bytes(layer) * gguf.experts_used(layer) for layer in gguf.moe_layers)
 
 
 def default_cache_bytes(gguf: GGUFMap) -> int:
@@ -38,8 +38,8 @@ def cliff_warning(gguf: GGUFMap, cache_bytes: int) -> str | None:
     floor = layer_floor_bytes(gguf)
     if cache_bytes < floor:
         raise BudgetError(
-            f"A cache of {cache_bytes / MIB:.2f} MiB cannot hold what one layer uses for one "
-            f"token: {gguf.n_expert_used} experts, {floor / MIB:.2f} MiB. "
+            f"A cache of {cache_bytes / MIB:.2f} MiB cannot hold the experts that one layer uses "
+            f"for one token, {floor / MIB:.2f} MiB. "
             "Give at least that, or 0 to read every expert anew."
         )
     cycle = gguf.token_cycle_bytes
