@@ -1,0 +1,136 @@
+"""Policies that drop the entry with the lowest rank: LFU, and the optimum that knows the future."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Sequence
+
+from labkit.policy.base import Cache, Entry
+
+_AGE_BITS = 48
+
+
+class LFU(Cache):
+    """The entry with the fewest uses goes first; among equals the one used longest ago.
+
+    Uses are counted from the start and survive an eviction, so a new entry does not lose its past.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        super().__init__(budget_bytes)
+        self._rank: dict[Entry, int] = {}  # uses, then the time of the last one, in one number
+        self._heap: list[tuple[int, Entry]] = []  # ranks as they were when the entry was pushed
+        self._clock = 0
+
+    def _count(self, entries: list[Entry]) -> None:
+        rank, clock = self._rank, self._clock
+        for entry in entries:
+            clock += 1
+            rank[entry] = (((rank.get(entry, 0) >> _AGE_BITS) + 1) << _AGE_BITS) | clock
+        self._clock = clock
+
+    _use = _count
+
+    def _add(self, entries: list[Entry]) -> None:
+        self._count(entries)
+        for entry in entries:
+            heapq.heappush(self._heap, (self._rank[entry], entry))
+
+    def _victim(self, kept: Collection[Entry]) -> Entry:
+        # A rank only grows, so one that is out of date is corrected when it comes to the top.
+        heap, rank, sizes = self._heap, self._rank, self._sizes
+        aside = []
+        while True:
+            known, entry = heap[0]
+            if entry not in sizes:
+                heapq.heappop(heap)
+            elif known != rank[entry]:
+                heapq.heapreplace(heap, (rank[entry], entry))
+            elif entry in kept:
+                aside.append(heapq.heappop(heap))
+            else:
+                heapq.heappop(heap)
+                break
+        for item in aside:
+            heapq.heappush(heap, item)
+        return entry
+
+    def _forget(self, entry: Entry) -> None:
+        self._heap = [item for item in self._heap if item[1] != entry]
+        heapq.heapify(self._heap)
+
+
+class Belady(Cache):
+    """The optimum: what is needed again last goes first. It must know the future, so it is offline.
+
+    No policy hits more when all entries are of one size (Belady, 1966). With sizes that differ
+    the true optimum is hard to find; this one still ranks by time alone.
+
+    Args:
+        next_uses: for every batch to come, for each of its distinct entries, the number of the
+            next batch that wants it, or any larger number if none does. See `next_uses`.
+    """
+
+    def __init__(self, budget_bytes: int, next_uses: Sequence[Sequence[int]]) -> None:
+        super().__init__(budget_bytes)
+        self._next_uses = next_uses
+        self._batch = -1
+        self._wanted: Sequence[Entry] = ()
+        self._next: dict[Entry, int] = {}
+        self._heap: list[tuple[int, Entry]] = []
+
+    def _begin(self, wanted: Sequence[Entry]) -> None:
+        self._batch += 1
+        if self._batch >= len(self._next_uses):
+            raise ValueError(f"batch {self._batch} is not in the future that Belady was given")
+        self._wanted = wanted
+
+    def _note(self, entries: list[Entry]) -> None:
+        """Learn the next use of what was just used."""
+        heap, coming = self._heap, self._next
+        later = dict(zip(self._wanted, self._next_uses[self._batch], strict=True))
+        for entry in entries:
+            coming[entry] = later[entry]
+            heapq.heappush(heap, (-later[entry], entry))
+        if len(heap) > 4 * len(self._sizes) + 1000:
+            # Uses that have passed would pile up below the ones to come.
+            self._heap = [(-coming[entry], entry) for entry in self._sizes]
+            heapq.heapify(self._heap)
+
+    _use = _note
+    _add = _note
+
+    def _victim(self, kept: Collection[Entry]) -> Entry:
+        heap, coming, sizes = self._heap, self._next, self._sizes
+        aside = []
+        while True:
+            item = heapq.heappop(heap)
+            entry = item[1]
+            if entry in kept:
+                aside.append(item)
+            elif entry in sizes and coming[entry] == -item[0]:
+                break
+        for item in aside:
+            heapq.heappush(heap, item)
+        return entry
+
+    def _forget(self, entry: Entry) -> None:
+        self._next.pop(entry)
+        self._heap = [item for item in self._heap if item[1] != entry]
+        heapq.heapify(self._heap)
+
+
+def next_uses(batches: Sequence[Sequence[Entry]]) -> list[list[int]]:
+    """For each batch and each of its entries, the number of the next batch that wants it.
+
+    An entry that no later batch wants gets the number of batches.
+    """
+    coming: dict[Entry, int] = {}
+    never = len(batches)
+    result: list[list[int]] = [[]] * never
+    for number in range(never - 1, -1, -1):
+        wanted = batches[number]
+        result[number] = [coming.get(entry, never) for entry in wanted]
+        for entry in wanted:
+            coming[entry] = number
+    return result

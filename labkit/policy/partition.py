@@ -1,0 +1,84 @@
+"""A share of the budget for every layer, with a policy of its own in each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from labkit.policy.base import Cache, Entry, Lookup
+
+
+class Partition:
+    """Layers do not compete: each has a share of the budget in proportion to its entries' bytes.
+
+    A share can be smaller than what one token needs of its layer, and what is in use cannot go. The
+    budget then holds all the same: the missing room is taken from the layer that was used last
+    before, because its next turn is the furthest away.
+
+    Args:
+        entry_bytes: bytes of an entry, by layer; every layer that will ask must be there.
+        cache: makes the policy inside a layer from its share in bytes.
+    """
+
+    def __init__(
+        self, budget_bytes: int, entry_bytes: Mapping[int, int], cache: Callable[[int], Cache]
+    ) -> None:
+        if budget_bytes < 0:
+            raise ValueError(f"a cache budget of {budget_bytes} bytes is negative")
+        self.budget_bytes = budget_bytes
+        self.resident_bytes = 0
+        total = sum(entry_bytes.values())
+        self._layers = {
+            layer: cache(budget_bytes * nbytes // total) for layer, nbytes in entry_bytes.items()
+        }
+        self._used: dict[int, None] = {}  # layers in the order of their last use
+
+    def request(self, layer: int, experts: Iterable[int], entry_bytes: int) -> Lookup:
+        """See `CachePolicy.request`."""
+        return self.lookup([(layer, expert) for expert in dict.fromkeys(experts)], entry_bytes)
+
+    def lookup(self, wanted: Sequence[Entry], entry_bytes: int) -> Lookup:
+        """See `CachePolicy.lookup`."""
+        if not wanted:
+            return Lookup([], [], [])
+        layer = wanted[0][0]
+        own = self._layers[layer]
+        self._used.pop(layer, None)
+        evicted = self._take(self.resident_bytes - self.budget_bytes)
+        before = own.resident_bytes
+        found = own.lookup(wanted, entry_bytes)
+        self.resident_bytes += own.resident_bytes - before
+        evicted += found.evicted + self._take(self.resident_bytes - self.budget_bytes)
+        self._used[layer] = None
+        return Lookup(found.hits, found.misses, evicted)
+
+    def discard(self, entry: Entry) -> None:
+        """See `CachePolicy.discard`."""
+        own = self._layers[entry[0]]
+        before = own.resident_bytes
+        own.discard(entry)
+        self.resident_bytes += own.resident_bytes - before
+
+    def __contains__(self, entry: Entry) -> bool:
+        own = self._layers.get(entry[0])
+        return own is not None and entry in own
+
+    def __len__(self) -> int:
+        return sum(map(len, self._layers.values()))
+
+    def _take(self, nbytes: int) -> list[Entry]:
+        """Free at least `nbytes` from the other layers, the one used last first."""
+        evicted: list[Entry] = []
+        if nbytes <= 0:
+            return evicted
+        limit = self.resident_bytes - nbytes
+        for layer in reversed(self._used):
+            own = self._layers[layer]
+            while self.resident_bytes > limit and len(own):
+                before = own.resident_bytes
+                entry = own.evict()
+                self.resident_bytes += own.resident_bytes - before
+                if entry:
+                    evicted.append(entry)
+            if self.resident_bytes <= limit:
+                break
+        return evicted
