@@ -156,6 +156,14 @@ def test_ctrl_c_leaves_what_is_done_and_no_kernel(tmp_path):
     assert not Path(f"/proc/{pid.read_text()}").exists()
 
 
+def test_a_notebook_is_not_overwritten_by_its_result(tmp_path):
+    notebook = write_notebook(tmp_path / "a.ipynb", "1")
+    before = notebook.read_bytes()
+    with pytest.raises(NotebookError, match="overwritten"):
+        run_notebook(notebook, tmp_path / "x" / ".." / "a.ipynb")
+    assert notebook.read_bytes() == before
+
+
 def test_what_is_no_notebook_is_refused(tmp_path):
     (tmp_path / "a.ipynb").write_text("{}")
     with pytest.raises(NotebookError, match="not a Jupyter notebook"):

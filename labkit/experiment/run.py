@@ -20,7 +20,7 @@ from papermill.execute import raise_for_execution_errors
 from papermill.iorw import load_notebook_node, write_ipynb
 from papermill.parameterize import parameterize_notebook
 
-from labkit.errors import CellFailedError, KernelDiedError
+from labkit.errors import CellFailedError, KernelDiedError, NotebookError
 from labkit.experiment.kernel import ENGINE, Watch
 from labkit.experiment.notebooks import parameters_of, read_notebook
 from labkit.experiment.parameters import checked
@@ -60,6 +60,8 @@ def run_notebook(
     `cell_timeout_s`, and `KernelDiedError` when the kernel ends under a cell.
     """
     path, out = Path(path).resolve(), Path(out).resolve()
+    if path == out:
+        raise NotebookError(f"{path} would be overwritten by its own result: choose another place.")
     notebook = load_notebook_node(read_notebook(path))  # with the metadata that papermill needs
     declared = parameters_of(notebook, path.name)
     given = checked(parameters or {}, declared, path.name)
@@ -104,6 +106,8 @@ def run_notebook(
                 f"{_last_words(kernel_log)}"
             ) from error
         except RuntimeError as error:  # jupyter_client says so when a kernel never answers
+            if watch.cell is not None:
+                raise
             raise KernelDiedError(
                 f"{path.name}: the kernel did not start: {error}.{_last_words(kernel_log)}"
             ) from error
