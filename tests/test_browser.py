@@ -173,7 +173,14 @@ def test_the_heatmap_shows_what_the_last_token_chose(opened: Opened) -> None:
 
 def test_the_scrubber_goes_back_to_any_token(opened: Opened) -> None:
     slider = opened.part("range")
+    in_sight = """(token) => {
+      const [word, pane] = [token, token.parentElement].map((e) => e.getBoundingClientRect());
+      return word.top >= pane.top && word.bottom <= pane.bottom;
+    }"""
+    opened.part("text").evaluate("(pane) => { pane.style.height = '60px'; }")
     slider.press("Home")
+    opened.settle()
+    assert opened.page.locator(".lk-current").evaluate(in_sight)
     # in a prompt the last MoE layer routes only the last token: its row stays empty
     assert opened.drawn_choices() == opened.true_choices(opened.steps[0])
     slider.press("ArrowRight")
@@ -182,6 +189,7 @@ def test_the_scrubber_goes_back_to_any_token(opened: Opened) -> None:
     opened.part("text").locator("[data-token]").nth(len(opened.steps) - 5).click()
     assert opened.drawn_choices() == opened.true_choices(opened.steps[-5])
     assert slider.input_value() == str(len(opened.steps) - 5)
+    assert opened.page.locator(".lk-current").evaluate(in_sight)
     opened.part("last").click()
     assert opened.drawn_choices() == opened.true_choices(opened.steps[-1])
 

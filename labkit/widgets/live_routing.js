@@ -2,6 +2,7 @@
 // (cursor, selected expert, colouring) lives here; the run itself lives in the store.
 
 const PAGE_MS = 100;
+const CONTROLS = ["domain", "pick", "prompt-box", "count", "colour"];
 const stores = new Map(); // one store per model, shared by all its views
 
 function storeOf(model) {
@@ -18,7 +19,7 @@ const TEMPLATE = `
     <button class="lk-play" type="button"><span aria-hidden="true">&#9654;</span> Play</button>
     <button class="lk-stop" type="button"><span aria-hidden="true">&#9632;</span> Stop</button>
     <span class="lk-message" role="status"></span>
-    <textarea class="lk-prompt-box" rows="2" spellcheck="false" aria-label="Prompt text"></textarea>
+    <textarea class="lk-prompt-box" rows="3" spellcheck="false" aria-label="Prompt text"></textarea>
   </div>
   <div class="lk-figures" role="group" aria-label="Figures of this run"></div>
   <div class="lk-head">
@@ -67,6 +68,7 @@ class View {
     this.wholeAt = 0;
     this.overdue = true;
     this.fillControls();
+    this.recall();
     this.listen();
     this.showStatus();
     this.refresh();
@@ -114,6 +116,7 @@ class View {
       this.following = true;
       const tokens = Math.max(1, Math.min(4096, Number(this.part("count").value) || 1));
       this.model.send({ type: "play", prompt: this.part("prompt-box").value, tokens });
+      this.part("message").textContent = "Waiting for the kernel."; // it may be running other cells
     });
     on("stop", "click", () => this.model.send({ type: "stop" }));
     on("range", "input", (event) => this.goTo(Number(event.target.value)));
@@ -159,7 +162,26 @@ class View {
     this.themed.observe(document.body, { attributes: true });
   }
 
+  // A page makes a new view when the output is updated or shown elsewhere: what a hand has set goes
+  // over to it through the store.
+  remember() {
+    const { shownRun, cursor, following, selected } = this;
+    const controls = CONTROLS.map((name) => [name, this.part(name).value]);
+    this.store.left = { view: { shownRun, cursor, following, selected }, controls };
+  }
+
+  recall() {
+    if (!this.store.left) return;
+    Object.assign(this, this.store.left.view);
+    for (const [name, value] of this.store.left.controls) {
+      this.part(name).value = value;
+      if (name === "domain") this.fillPrompts();
+    }
+    this.text.colouring = this.part("colour").value;
+  }
+
   dispose() {
+    this.remember();
     this.store.listeners.delete(this.onFrame);
     this.model.off("change:status", this.onStatus);
     this.model.off("change:prompt", this.onPrompt);

@@ -94,9 +94,9 @@ class TextPane {
     span?.classList.add("lk-current");
     this.marked = span;
     if (!span || follow) return;
-    const [top, bottom] = [span.offsetTop - this.pane.offsetTop, this.pane.clientHeight];
-    const seen = top >= this.pane.scrollTop && top + span.offsetHeight <= this.pane.scrollTop + bottom;
-    if (!seen) this.pane.scrollTop = top - bottom / 2;
+    const [word, pane] = [span, this.pane].map((element) => element.getBoundingClientRect());
+    const seen = word.top >= pane.top && word.bottom <= pane.bottom;
+    if (!seen) this.pane.scrollTop += word.top - pane.top - pane.height / 2;
   }
 
   drawStrip(width, cursor, selected) {
