@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import ctypes
 import gc
 import logging
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -22,8 +25,10 @@ import stock
 from labkit import bundled
 from labkit.errors import BudgetError, LlamaError, ReadError, SessionError
 from labkit.gguf_map import open_gguf
-from labkit.runtime import BudgetWarning, Session
+from labkit.runtime import BudgetWarning, Session, budget
 from labkit.runtime.budget import layer_floor_bytes
+from labkit.runtime.hook import AbortFlag
+from labkit.runtime.interrupt import InterruptGuard
 from labkit.runtime.memory import PAGE, process_memory
 
 TEXT = "In the beginning God created the heaven and the earth."
@@ -401,7 +406,88 @@ def test_options_that_cannot_work(options: dict, model: Path) -> None:
         Session(model, **options)
 
 
+def test_an_exception_that_c_throws_away_ends_the_step() -> None:
+    def raising(_: int) -> int:
+        raise SystemExit("a signal handler wants to end the program")
+
+    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(raising)
+    with pytest.raises(SystemExit, match="wants to end"), InterruptGuard(AbortFlag()):
+        callback(1)
+
+
+def test_a_layer_whose_routing_was_lost_is_noticed(model: Path) -> None:
+    expected = fresh_hash(model, TEXT)
+    with Session(model, cache_mib=0) as session:
+        hook = session._engine.hook
+        see, calls = hook._on_routing_node, 0
+
+        def blind(address: int, ask: bool) -> bool:
+            nonlocal calls
+            calls += 1
+            # As if an exception had left the callback before it did anything.
+            return False if 200 < calls < 240 else see(address, ask)
+
+        hook._on_routing_node = blind
+        with pytest.raises(LlamaError, match=r"routing of layer \d did not reach"):
+            session.generate(TEXT, 30)
+        hook._on_routing_node = see
+        session.reset()
+        assert session.generate(TEXT, 8, hash_logits=True).logits_sha256 == expected
+
+
+def test_a_callback_may_not_close_the_session_that_calls_it(model: Path) -> None:
+    with Session(model) as session:
+        session.on_logits = lambda _: session.close()
+        with pytest.raises(SessionError, match="inside a step of this very thread"):
+            session.generate(TEXT, 2)
+        session.on_logits = None
+        assert session.n_past == 0
+        assert len(session.generate(TEXT, 2).tokens) == 2
+
+
+def test_a_refused_call_leaves_a_running_one_alone(model: Path) -> None:
+    expected, refused = fresh_hash(model, TEXT), []
+    with Session(model) as session:
+
+        def on_logits(_: np.ndarray) -> None:
+            for prompt, n in (([5], 10**6), ([5], 1), ([5], -1)):
+                try:
+                    session.generate(prompt, n, hash_logits=True)
+                except SessionError as error:
+                    refused.append(error)
+
+        session.on_logits = on_logits
+        assert session.generate(TEXT, 8, hash_logits=True).logits_sha256 == expected
+        assert session.on_logits is on_logits
+    assert len(refused) == 3 * 9
+
+
+def test_a_session_is_neither_copied_nor_pickled_nor_taken_over_by_a_fork(model: Path) -> None:
+    with Session(model) as session:
+        for copier in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="neither copied nor pickled"):
+                copier(session)
+        session._pid += 1
+        with pytest.raises(SessionError, match="forked from"):
+            session.generate(TEXT, 1)
+        session._pid -= 1
+
+
 # Budgets
+
+
+def test_a_budget_that_memory_cannot_hold_warns(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf = open_gguf(model)
+    free = gguf.dense_bytes + gguf.expert_bytes // 4
+    monkeypatch.setattr(budget, "usable_memory_bytes", lambda: free)
+    with pytest.warns(BudgetWarning, match="may end the process"):
+        Session(model, cache_mib=gguf.expert_bytes / 2**20).close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with Session(model) as session:
+            assert session.cache_bytes == gguf.expert_bytes // 8
 
 
 def test_a_budget_below_one_layer_is_refused_with_the_figure(model: Path) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import psutil
-
 from labkit.errors import BudgetError
 from labkit.gguf_map import GGUFMap
+from labkit.host import usable_memory_bytes
 
 MIB = 2**20
 
@@ -20,13 +19,18 @@ def layer_floor_bytes(gguf: GGUFMap) -> int:
 
 
 def default_cache_bytes(gguf: GGUFMap) -> int:
-    """A quarter of the expert weights, at most half of the free memory, at least the floor."""
-    free = psutil.virtual_memory().available
-    return max(min(gguf.expert_bytes // 4, free // 2), layer_floor_bytes(gguf))
+    """A quarter of the expert weights, at most half of what memory is left beside the dense ones.
+
+    It is at least the floor. A limit of the process's cgroup counts as the memory that there is.
+    """
+    left = max(0, usable_memory_bytes() - gguf.dense_bytes)
+    return max(min(gguf.expert_bytes // 4, left // 2), layer_floor_bytes(gguf))
 
 
-def cliff_warning(gguf: GGUFMap, cache_bytes: int) -> str | None:
-    """What to warn of, if the budget is under the token cycle; None if it is not, or is 0.
+def budget_warning(gguf: GGUFMap, cache_bytes: int) -> str | None:
+    """What to warn of: a budget above the memory that is left, or below the token cycle.
+
+    None if it is neither, or is 0.
 
     Raises:
         BudgetError: negative, or too small for one layer of one token.
@@ -41,6 +45,13 @@ def cliff_warning(gguf: GGUFMap, cache_bytes: int) -> str | None:
             f"A cache of {cache_bytes / MIB:.2f} MiB cannot hold the experts that one layer uses "
             f"for one token, {floor / MIB:.2f} MiB. "
             "Give at least that, or 0 to read every expert anew."
+        )
+    wanted = min(cache_bytes, gguf.expert_bytes) + gguf.dense_bytes
+    if wanted > (usable := usable_memory_bytes()):
+        return (
+            f"The cache and the dense weights may take {wanted / MIB:.0f} MiB, but only "
+            f"{usable / MIB:.0f} MiB of memory can be used here: the system may end the process. "
+            "Give a smaller cache_mib."
         )
     cycle = gguf.token_cycle_bytes
     if cache_bytes < cycle:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from labkit.errors import StreamingRefusedError
+from labkit.errors import LlamaError, StreamingRefusedError
 from labkit.gguf_map import GGUFMap, open_gguf
 from labkit.policy import LRU
 from labkit.runtime import llama_log
-from labkit.runtime.budget import BudgetWarning, cliff_warning, default_cache_bytes
+from labkit.runtime.budget import BudgetWarning, budget_warning, default_cache_bytes
 from labkit.runtime.capture import GraphCapture
 from labkit.runtime.dense import DenseWeights
 from labkit.runtime.hook import RouterHook
@@ -56,15 +56,15 @@ class Engine:
         self.source: ExpertStreamSource | None = None
         self.cache_bytes: int | None = None
         self.reader_note: str | None = None
+        self._reader: FileReader | None = None
         with contextlib.ExitStack() as undo:
-            reader = None
             if not resident:
                 self.map.require_streamable()
                 self.cache_bytes = _cache_bytes(self.map, cache_mib)
-                reader = FileReader(self.map.paths, lanes=lanes, direct_io=direct_io)
-                undo.callback(reader.close)
-                self.reader_note = reader.direct_io_note
-                self.source = ExpertStreamSource(self.map, reader, LRU(self.cache_bytes))
+                self._reader = FileReader(self.map.paths, lanes=lanes, direct_io=direct_io)
+                undo.callback(self._reader.close)
+                self.reader_note = self._reader.direct_io_note
+                self.source = ExpertStreamSource(self.map, self._reader, LRU(self.cache_bytes))
                 undo.callback(self.source.close)
             if trial:
                 trial_load(self.map)
@@ -80,8 +80,8 @@ class Engine:
             )
             undo.callback(self.model.close)
             captured = self._watch_routing()
-            if self.source and reader:
-                self._bind(undo, captured, reader, dense)
+            if self.source and self._reader:
+                self._bind(undo, captured, self._reader, dense)
             self._undo = undo.pop_all()
 
     def _watch_routing(self) -> GraphCapture:
@@ -139,15 +139,22 @@ class Engine:
             raise error
         if not whole:
             raise KeyboardInterrupt
+        if missed := self.hook.layers_missed():
+            raise LlamaError(
+                f"The routing of layer {min(missed)} did not reach labkit: something raised inside "
+                "llama.cpp's callback (a signal handler?). The step was taken back."
+            )
 
     def close(self) -> None:
-        """Give everything back: first the model, then the memory that it computed from."""
+        """Give everything back: what computes from memory and what reads into it, then memory."""
         self.model.close()
+        if self._reader:
+            self._reader.close()
         self._undo.close()
 
 
 def _cache_bytes(gguf: GGUFMap, cache_mib: float | None) -> int:
     cache_bytes = default_cache_bytes(gguf) if cache_mib is None else int(cache_mib * 2**20)
-    if warning := cliff_warning(gguf, cache_bytes):
+    if warning := budget_warning(gguf, cache_bytes):
         warnings.warn(warning, BudgetWarning, stacklevel=4)
     return cache_bytes

@@ -66,6 +66,7 @@ class RouterHook:
         self._sync_nodes: dict[bytes, int] = {}
         self._capture: GraphCapture | None = None
         self._last_layer = -1
+        self._routed: set[int] = set()
         self._topk = 0
         self.abort = AbortFlag()
         self.error: BaseException | None = None
@@ -77,7 +78,16 @@ class RouterHook:
     def begin(self) -> None:
         """Call before each graph."""
         self._last_layer = -1
+        self._routed.clear()
         self.error = None
+
+    def layers_missed(self) -> set[int]:
+        """Layers whose routing did not come through in the graph that just ended.
+
+        None, unless something raised inside the callback before it could catch it, as a signal
+        handler may: such an exception is lost in C, and the layer computed from what lay there.
+        """
+        return set(self._sync_nodes.values()) - self._routed
 
     def capture(self, decode: Callable[[], object]) -> GraphCapture:
         """Note the nodes of the graph that `decode` builds; then use its routing nodes."""
@@ -123,6 +133,7 @@ class RouterHook:
             return False
         if not ask:
             self._last_layer = layer
+            self._routed.add(layer)
             experts = read_experts(self._topk)
             self._on_routing(layer, experts, read_weights(address, *experts.shape))
         return True

@@ -12,7 +12,7 @@ import mmap
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,6 +80,7 @@ class FileReader:
         shares = [requests[lane :: self.lanes] for lane in range(min(self.lanes, len(requests)))]
         pool = self._lanes_pool()
         futures = [pool.submit(self._read_share, share) for share in shares]
+        wait(futures)
         errors = [error for future in futures if (error := future.exception())]
         if errors:
             raise errors[0]

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from labkit.errors import SessionError
 from labkit.runtime.engine import Dense, Engine
 from labkit.runtime.interrupt import InterruptGuard
-from labkit.runtime.recorder import Mark, Totals
+from labkit.runtime.recorder import Mark
 from labkit.runtime.steps import Generation, TokenStep
 from labkit.runtime.text import Sampler, TextStream, Tokenizer
 from labkit.trace import RouteTrace
@@ -111,8 +113,9 @@ class Session:
         self._logits_ready = False
         self._turn = -1
         self._stream_id = 0
-        self._prefill_s = 0.0
-        self._prefill_totals = Totals()
+        self._pid = os.getpid()
+        self._at_work: int | None = None
+        self._digest: Any = None
 
     @property
     def trace(self) -> RouteTrace:
@@ -151,7 +154,14 @@ class Session:
             ReadError: expert bytes could not be read. Nothing was computed from them, and the
                 conversation stands as it was before the step.
         """
-        tokens = self._encode(prompt)
+        return self._begin(self._encode(prompt), n, Generation(), None)
+
+    def _begin(
+        self, tokens: list[int], n: int, result: Generation, digest: Any
+    ) -> Iterator[TokenStep]:
+        """Check what can be checked at once; the iterator then runs and fills in `result`."""
+        if n < 0:
+            raise SessionError(f"{n} tokens cannot be generated; give 0 or more.")
         if not tokens and self.n_past == 0:
             raise SessionError("The prompt is empty: give at least one token to start from.")
         if self.n_past + len(tokens) + n > self.n_ctx:
@@ -166,36 +176,21 @@ class Session:
             self._stream_id += 1
             self._interrupted = False
             self._abort.clear()
-        return self._run(tokens, n, self._stream_id)
+            stream_id = self._stream_id
+        return self._run(tokens, n, stream_id, result, digest)
 
     def generate(self, prompt: Prompt, n: int = 64, *, hash_logits: bool = False) -> Generation:
         """`stream` to its end. See there for what it raises."""
         digest = hashlib.sha256() if hash_logits else None
         result = Generation(prompt_tokens=self._encode(prompt))
-        before = self.on_logits
-
-        def on_logits(row: np.ndarray) -> None:
-            if digest:
-                digest.update(row.tobytes())
-            if before:
-                before(row)
-
-        self.on_logits = on_logits if digest else before
-        try:
-            start = time.perf_counter()
-            steps = list(self.stream(result.prompt_tokens, n))
-            total = time.perf_counter() - start
-        finally:
-            self.on_logits = before
-        result.steps = steps
-        result.tokens = [step.token for step in steps]
-        result.text = "".join(step.text for step in steps)
-        result.stop = "length" if len(steps) == n else "end of text"
-        result.prefill_s, prefill = self._prefill_s, self._prefill_totals
-        result.decode_s = total - result.prefill_s
-        result.prefill_read_bytes = prefill.bytes_read
-        result.hits = prefill.hits + sum(step.hits for step in steps)
-        result.misses = prefill.misses + sum(step.misses for step in steps)
+        start = time.perf_counter()
+        result.steps = list(self._begin(result.prompt_tokens, n, result, digest))
+        result.decode_s = time.perf_counter() - start - result.prefill_s
+        result.tokens = [step.token for step in result.steps]
+        result.text = "".join(step.text for step in result.steps)
+        result.stop = "length" if len(result.steps) == n else "end of text"
+        result.hits += sum(step.hits for step in result.steps)
+        result.misses += sum(step.misses for step in result.steps)
         result.logits_sha256 = digest.hexdigest() if digest else None
         return result
 
@@ -215,8 +210,13 @@ class Session:
 
     def close(self) -> None:
         """Give everything back. A running step is ended first; a second call does nothing."""
-        if self._closed:
+        if self._closed or self._pid != os.getpid():
             return
+        if self._at_work == threading.get_ident():
+            raise SessionError(
+                "This session is inside a step of this very thread (a callback or a signal "
+                "handler calls close). Close it when the step is over."
+            )
         self.interrupt()
         with self._lock:
             if not self._closed:
@@ -234,16 +234,22 @@ class Session:
         if not getattr(self, "_closed", True):
             self.close()
 
+    def __reduce__(self) -> str:
+        raise TypeError("A session can be neither copied nor pickled; open a second one.")
+
     def _encode(self, prompt: Prompt) -> list[int]:
         self._check_open()
         if isinstance(prompt, str):
             return self._tokenizer.encode(prompt, start=self.n_past == 0) if prompt else []
         return self._tokenizer.check(prompt)
 
-    def _run(self, tokens: list[int], n: int, stream_id: int) -> Iterator[TokenStep]:
+    def _run(
+        self, tokens: list[int], n: int, stream_id: int, result: Generation, digest: Any
+    ) -> Iterator[TokenStep]:
         with self._step(stream_id):
             self._turn += 1
-            self._prefill(tokens)
+            self._digest = digest
+            self._prefill(tokens, result)
         text = TextStream(self._tokenizer)
         for _ in range(n):
             with self._step(stream_id):
@@ -253,7 +259,7 @@ class Session:
                 step = self._decode(token, text)
             yield step
 
-    def _prefill(self, tokens: list[int]) -> None:
+    def _prefill(self, tokens: list[int], result: Generation) -> None:
         self.prefill_steps = []
         start, begin = self.n_past, time.perf_counter()
         mark = self._recorder.mark()
@@ -265,8 +271,10 @@ class Session:
             with self._undo_on_failure(start, mark):
                 self._graph(chunk, "prefill", outputs)
             self.prefill_steps += self._recorder.steps(chunk, text)
-        self._prefill_s = time.perf_counter() - begin
-        self._prefill_totals = self._recorder.totals_since(mark)
+        spent = self._recorder.totals_since(mark)
+        result.prefill_s = time.perf_counter() - begin
+        result.prefill_read_bytes = spent.bytes_read
+        result.hits, result.misses = spent.hits, spent.misses
 
     def _decode(self, token: int, text: TextStream) -> TokenStep:
         with self._undo_on_failure(self.n_past, self._recorder.mark()):
@@ -278,9 +286,13 @@ class Session:
         self._engine.graph(tokens, self.n_past, outputs, turn=self._turn, phase=phase)
         self.n_past += len(tokens)
         self._logits_ready = outputs[-1]
-        if self.on_logits:
+        if self.on_logits or self._digest:
             for index in np.flatnonzero(outputs):
-                self.on_logits(self._model.logits(int(index)))
+                row = self._model.logits(int(index))
+                if self._digest:
+                    self._digest.update(row.tobytes())
+                if self.on_logits:
+                    self.on_logits(row)
 
     @contextlib.contextmanager
     def _undo_on_failure(self, position: int, mark: Mark) -> Iterator[None]:
@@ -332,11 +344,18 @@ class Session:
                 "This session is at work in another thread. Wait for it, or open a second session."
             )
         try:
+            self._at_work = threading.get_ident()
             self._check_open()
             yield
         finally:
+            self._at_work = None
             self._lock.release()
 
     def _check_open(self) -> None:
+        if self._pid != os.getpid():
+            raise SessionError(
+                "This session was opened by the process that this one was forked from, and its "
+                "threads stayed there. Open a session in this process."
+            )
         if self._closed:
             raise SessionError("This session is closed. Open a new one.")
