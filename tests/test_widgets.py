@@ -19,7 +19,7 @@ from PIL import Image
 
 from labkit import charts
 from labkit.bundled import model_path
-from labkit.errors import LlamaError, SessionError
+from labkit.errors import LlamaError, NotMoEError, SessionError
 from labkit.runtime import Session
 from labkit.widgets import LiveRouting, front_end
 from labkit.widgets.frames import (
@@ -252,6 +252,22 @@ def test_the_view_follows_a_real_session(make_live) -> None:
         with pytest.raises(SessionError, match="do not fit"):
             live.run("a", 4096)
         assert live.status["state"] == "error"
+
+
+def test_a_dense_model_is_refused(make_live) -> None:
+    session = FakeSession()
+    session.map.moe_layers = []
+    with pytest.raises(NotMoEError, match="no routed experts"):
+        make_live(session)
+
+
+def test_a_resident_session_has_no_misses_to_show(make_live) -> None:
+    with Session(model_path(), resident=True) as session:
+        live = make_live(session)
+        live.run("In the beginning", 4)
+        assert live.facts["budget"].startswith("all ")
+        assert live.table()["misses"].sum() == 0
+        assert np.isnan(header(live.frame)["hit_rate"])
 
 
 def trace_tokens(session: Session) -> Iterator[int]:

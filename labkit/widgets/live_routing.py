@@ -14,7 +14,7 @@ import traitlets
 from IPython.display import display
 
 from labkit import charts
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, NotMoEError
 from labkit.widgets import player as players
 from labkit.widgets.frames import Decoded, Shape, encode, missed, routing_bits
 from labkit.widgets.front_end import draws_widgets
@@ -55,6 +55,8 @@ class LiveRouting(anywidget.AnyWidget):
     stays free. Each run starts from an empty context. A new view stops what an older one plays.
 
     Without a front end (papermill, nbconvert) a picture of the last run stands in for the view.
+
+    Raises `NotMoEError` for a dense model.
     """
 
     _esm = "\n".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)
@@ -79,6 +81,8 @@ class LiveRouting(anywidget.AnyWidget):
 
             prompts = bundled_prompts()
         gguf = session.map
+        if not gguf.moe_layers:
+            raise NotMoEError(f"{gguf.paths[0].name} has no routed experts: there is no routing.")
         self._shape = Shape(tuple(gguf.moe_layers), gguf.n_expert_used, gguf.n_expert)
         self._session = session
         self._player = players.Player(session, self._take_step, self._take_end)
@@ -150,7 +154,8 @@ class LiveRouting(anywidget.AnyWidget):
 
     def close(self) -> None:
         """Stop, and close the connection to the page."""
-        self.stop()
+        if hasattr(self, "_player"):  # not in a view whose creation failed
+            self.stop()
         super().close()
 
     def table(self) -> pd.DataFrame:
