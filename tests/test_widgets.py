@@ -254,6 +254,17 @@ def test_the_view_follows_a_real_session(make_live) -> None:
         assert live.status["state"] == "error"
 
 
+def test_interrupting_the_cell_ends_its_run_and_raises_in_the_cell(make_live) -> None:
+    session = FakeSession()
+    live = make_live(session)
+    live.observe(lambda change: session.interrupt(), "frame")
+    with pytest.raises(KeyboardInterrupt):
+        live.run("a", 500)
+    assert live.status["state"] == "stopped"
+    assert not live.playing
+    assert 0 < len(live.steps) < 501
+
+
 def test_a_dense_model_is_refused(make_live) -> None:
     session = FakeSession()
     session.map.moe_layers = []
