@@ -14,10 +14,12 @@ import json
 from pathlib import Path
 
 from tinymoe import card, corpus, evaluate, export, llama, samples, train
-from tinymoe.settings import DATA, SHARP, Training
+from tinymoe.settings import DATA, FINISH, SHARP, Training
 
 DESCRIPTIONS = {
-    "main": "A small mixture of experts for studying routing: KJV, Python, Tang verse, arithmetic",
+    "finish": (
+        "A small mixture of experts for studying routing: KJV, Python, Tang verse, arithmetic"
+    ),
     "sharp": "The same model continued so that its experts belong to kinds of text more sharply",
 }
 
@@ -26,11 +28,12 @@ def convert(work: Path, models: Path) -> None:
     """Writes every shipped file from the two checkpoints."""
     models.mkdir(parents=True, exist_ok=True)
     for name, description in DESCRIPTIONS.items():
-        stem = "labkit-moe" if name == "main" else "labkit-moe-sharp"
-        full = models / f"{stem}-f16.gguf" if name == "main" else work / f"{stem}-f16.gguf"
+        shipped = name == "finish"
+        stem = "labkit-moe" if shipped else "labkit-moe-sharp"
+        full = (models if shipped else work) / f"{stem}-f16.gguf"
         model = evaluate.load(work / f"{name}.pt")
         export.write(model, work / "tokenizer.json", full, stem, description)
-        for kind in llama.FILE_TYPES if name == "main" else ("q8_0",):
+        for kind in llama.FILE_TYPES if shipped else ("q8_0",):
             llama.quantise(full, models / f"{stem}-{kind}.gguf", kind)
 
 
@@ -39,7 +42,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints")
     parser.add_argument(
-        "--stop-after", choices=("texts", "main", "sharp"), help="do no more than this stage"
+        "--stop-after",
+        choices=("texts", "main", "finish", "sharp"),
+        help="do no more than this stage",
     )
     options = parser.parse_args()
     work = options.work.resolve()
@@ -47,7 +52,8 @@ def main() -> None:
     stages = [
         ("texts", lambda: corpus.prepare(work)),
         ("main", lambda: train.train(work, "main", Training())),
-        ("sharp", lambda: train.train(work, "sharp", SHARP, start="main")),
+        ("finish", lambda: train.train(work, "finish", FINISH, start="main")),
+        ("sharp", lambda: train.train(work, "sharp", SHARP, start="finish")),
         ("files", lambda: convert(work, DATA / "models")),
         ("samples", lambda: samples.write(work, DATA / "heldout")),
     ]

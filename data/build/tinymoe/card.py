@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from .settings import DOMAINS, SHARP, Shape, Training
+from .settings import DOMAINS, FINISH, SHARP, Shape, Training
 
-BEGIN, FINISH = "<!-- figures: written by data/build -->", "<!-- end of figures -->"
+OPENING, CLOSING = "<!-- figures: written by data/build -->", "<!-- end of figures -->"
 FILES = {
     "f16": "F16",
     "q8_0": "Q8_0",
@@ -95,14 +95,15 @@ def write(work: Path, readme: Path) -> None:
     report = json.loads((work / "texts.json").read_text())
     shape, training = Shape(), Training()
     check, parity = figures["f16"]["against_pytorch"], figures["f16"]["tokenizer"]
-    tokens = training.steps * training.windows * training.window
+    steps = training.steps + FINISH.steps
+    tokens = steps * training.windows * training.window
     more = SHARP.steps * SHARP.windows * SHARP.window
     routed = shape.layers - shape.dense_layers
     parts = [
         f"{shape.layers} layers ({shape.dense_layers} dense, {routed} with experts), width "
         f"{shape.width}, {shape.experts} routed experts of {shape.expert_ff} and one shared of "
         f"{shape.shared_ff}, top-{shape.top_k}, {shape.vocab:,} tokens, context {shape.context}. "
-        f"Trained on {tokens / 1e6:.1f} million tokens; the sharp variant on "
+        f"Trained on {tokens / 1e6:.1f} million tokens in {steps:,} steps; the sharp variant on "
         f"{more / 1e6:.1f} million more.",
         _texts(report),
         "Perplexity on held-out text, and held-out sums and differences answered rightly:",
@@ -114,7 +115,7 @@ def write(work: Path, readme: Path) -> None:
         _agreement(figures),
     ]
     text = readme.read_text()
-    before, rest = text.split(BEGIN)
-    after = rest.split(FINISH)[1]
+    before, rest = text.split(OPENING)
+    after = rest.split(CLOSING)[1]
     body = "\n\n".join(parts)
-    readme.write_text(f"{before}{BEGIN}\n\n{body}\n\n{FINISH}{after}")
+    readme.write_text(f"{before}{OPENING}\n\n{body}\n\n{CLOSING}{after}")

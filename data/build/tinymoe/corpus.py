@@ -13,7 +13,7 @@ from . import arithmetic, split, texts, tokenizer
 from .settings import DOMAINS, SEED, Shape
 
 SHEET_LINES = 40
-SMALL, WORKED = "small arithmetic", "worked arithmetic"
+SMALL, WORKED, RUNNING = "small arithmetic", "worked arithmetic", "running verse"
 
 
 def prepare(work: Path) -> None:
@@ -76,12 +76,14 @@ def prepare(work: Path) -> None:
 
 
 def streams(work: Path) -> dict[str, np.ndarray]:
-    """Training tokens of each domain, and of the other two kinds of sums.
+    """Training tokens of each domain, of the other two kinds of sums, and of verse that runs on.
 
-    Each is (n,) int64; every work begins with the end token.
+    Each is (n,) int64; every work begins with the end token, but in sums and in running verse.
     """
     with np.load(work / "corpus.npz") as arrays:
-        return {name: arrays[name].astype(np.int64) for name in (*DOMAINS, SMALL, WORKED)}
+        found = {name: arrays[name].astype(np.int64) for name in (*DOMAINS, SMALL, WORKED)}
+    end = bpe(work).token_to_id(tokenizer.END)
+    return found | {RUNNING: found["chinese"][found["chinese"] != end]}
 
 
 def held_out(work: Path) -> dict[str, dict[str, str]]:
@@ -95,14 +97,18 @@ def bpe(work: Path) -> Tokenizer:
 
 
 def held_out_windows(work: Path, window: int, count: int) -> dict[str, np.ndarray]:
-    """The same held-out windows every time: domain -> (count, window + 1) token ids."""
+    """The same held-out windows every time: domain -> (count, window + 1) token ids.
+
+    Works begin with the end token, but verse runs on, as it did when training ended.
+    """
     tokens = bpe(work)
     end = tokens.token_to_id(tokenizer.END)
     result = {}
     for domain, works in held_out(work).items():
         ids: list[int] = []
         for name in sorted(works):
-            ids += [end, *tokens.encode(works[name]).ids]
+            start = [] if domain == "chinese" else [end]
+            ids += start + tokens.encode(works[name]).ids
         rng = np.random.default_rng(SEED)
         starts = rng.integers(0, len(ids) - window - 1, count)
         result[domain] = np.stack([np.asarray(ids[s : s + window + 1]) for s in starts])

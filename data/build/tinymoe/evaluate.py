@@ -146,7 +146,7 @@ def everything(work: Path, models: Path) -> dict[str, object]:
     torch.set_num_threads(1)
     windows = corpus.held_out_windows(work, WINDOW, COUNT)
     n_expert = Shape().experts
-    torch_seen = observe(from_torch(load(work / "main.pt")), windows)
+    torch_seen = observe(from_torch(load(work / "finish.pt")), windows)
     control = work / "control-f16.gguf"
     torch.manual_seed(SEED)
     export.write(TinyMoE(Shape()), work / "tokenizer.json", control, "control", "untrained")

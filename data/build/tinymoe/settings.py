@@ -40,7 +40,7 @@ class Stage:
     ``purity`` is aimed at, ``balance`` weighs the balancing loss, ``answers`` weighs the loss of
     arithmetic answers, ``small`` and ``worked`` are the shares of arithmetic windows with plain
     sums of small numbers and with worked sums; the rest is plain. ``sums`` is the domain's own part
-    in the mix of windows.
+    in the mix of windows. ``run_on`` leaves out the end token between poems.
     """
 
     step: int
@@ -50,6 +50,7 @@ class Stage:
     small: float = 0.0
     worked: float = 0.0
     sums: int = 21
+    run_on: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,18 @@ class Training:
     seed: int = SEED
 
 
+FINISH = Training(
+    steps=200,
+    muon_rate=0.002,
+    adam_rate=0.0004,
+    router_rate=0.0002,
+    warmup_steps=10,
+    decay_share=0.9,
+    stages=(Stage(0, 0.82, balance=0.02, answers=3.0, worked=1.0, sums=33, run_on=True),),
+    seed=SEED + 2,
+)
+"""The end of the main model: couplets run on, since verse had learned to stop after a line."""
+
 SHARP = Training(
     steps=360,
     muon_rate=0.006,
@@ -89,7 +102,7 @@ SHARP = Training(
     router_rate=0.001,
     warmup_steps=20,
     decay_share=0.7,
-    stages=(Stage(0, purity=0.94, balance=0.02, answers=2.0, worked=1.0),),
+    stages=(Stage(0, 0.94, balance=0.02, answers=3.0, worked=1.0, sums=33, run_on=True),),
     affinity_gain=0.2,
     affinity_drift=0.002,
     affinity_max=0.1,

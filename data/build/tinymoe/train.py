@@ -63,6 +63,8 @@ class Batches:
                 name = corpus.SMALL
             elif sums and kinds[index] >= 1 - stage.worked:
                 name = corpus.WORKED
+            elif name == "chinese" and stage.run_on:
+                name = corpus.RUNNING
             stream = self.streams[name]
             start = int(places[index] * (len(stream) - training.window - 1))
             row = stream[None, start : start + training.window + 1]
