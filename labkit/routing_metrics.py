@@ -15,6 +15,8 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from labkit.stack_distance import earlier_not_greater, previous_use
+
 _TOKEN = ["turn", "step"]
 
 
@@ -160,10 +162,10 @@ def reuse_distance(table: pd.DataFrame) -> pd.Series:
     ordered = _keyed(table)
     layers, experts = ordered["layer"].to_numpy(), ordered["expert"].to_numpy()
     entries = layers.astype(np.int64) * (int(experts.max(initial=0)) + 1) + experts
-    before = _previous_use(entries)
+    before = previous_use(entries)
     # Entries in between are those whose own previous use lies at or before ours: count them among
     # all that came earlier, less the ones up to our previous use, of which that is always true.
-    between = _earlier_not_greater(before) - (before + 1)
+    between = earlier_not_greater(before) - (before + 1)
     distances = pd.Series(between, index=ordered.index, dtype="Int64")
     return distances.mask(before < 0).rename("reuse_distance").reindex(table.index)
 
@@ -238,36 +240,3 @@ def _rates(
             raise ValueError(f"domain {name!r} has layers {own.tolist()}, not {layers.tolist()}")
     rates = np.stack([c / np.maximum(c.sum(1, keepdims=True), 1) for _, c in counted.values()])
     return list(counted), layers, rates
-
-
-def _previous_use(entries: np.ndarray) -> np.ndarray:
-    """Index of the last earlier occurrence of each value, -1 where there is none."""
-    order = np.argsort(entries, kind="stable")
-    same = np.r_[False, entries[order][1:] == entries[order][:-1]] if len(order) else order > 0
-    before = np.full(len(entries), -1)
-    before[order[same]] = order[np.flatnonzero(same) - 1]
-    return before
-
-
-def _earlier_not_greater(values: np.ndarray) -> np.ndarray:
-    """For each place i, how many places j < i hold a value not above that of i.
-
-    Blocks of growing width are sorted; each element of a right half counts the left half's
-    elements that sort before it. Equal values keep their order, so they count.
-    """
-    n = len(values)
-    rank = np.empty(n, np.int64)
-    rank[np.argsort(values, kind="stable")] = np.arange(n)
-    counts = np.zeros(n, np.int64)
-    place = np.arange(n)
-    width = 1
-    while width < n:
-        block = place // (2 * width)
-        order = np.argsort(block * n + rank)
-        left = (order // width) % 2 == 0
-        running = left.cumsum()
-        start = np.searchsorted(block, block[order])
-        passed = np.where(start > 0, running[start - 1], 0)
-        counts[order] += np.where(left, 0, running - passed)
-        width *= 2
-    return counts

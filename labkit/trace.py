@@ -92,18 +92,20 @@ class RouteTrace:
     dense_bytes: dict[int, int] = field(default_factory=dict)
     tokens: list[tuple[int, int, str]] = field(default_factory=list)
     _blocks: list[RoutingBlock] = field(default_factory=list, repr=False)
-    _table: pd.DataFrame | None = field(default=None, repr=False)
+    _loaded: pd.DataFrame | None = field(default=None, repr=False)
+    _version: int = field(default=0, repr=False)
+    _table: tuple[int, pd.DataFrame] | None = field(default=None, repr=False)
 
     def append(self, block: RoutingBlock) -> None:
         """Add the routing of a batch."""
         self._blocks.append(block)
-        self._table = None
+        self._version += 1
 
     def truncate(self, n_blocks: int, n_tokens: int) -> None:
         """Take back what an interrupted batch had added."""
         del self._blocks[n_blocks:]
         del self.tokens[n_tokens:]
-        self._table = None
+        self._version += 1
 
     @property
     def n_blocks(self) -> int:
@@ -116,10 +118,16 @@ class RouteTrace:
 
         `phase` is categorical ("prefill", "decode").
         """
-        if self._table is None:
-            parts = [block.table() for block in self._blocks]
-            self._table = _finish(pd.concat(parts, ignore_index=True) if parts else _empty())
-        return self._table
+        # Another thread may append meanwhile: the table is kept with the version that it shows.
+        version, kept = self._version, self._table
+        if kept is None or kept[0] != version:
+            parts = [block.table() for block in list(self._blocks)]
+            if self._loaded is not None:
+                codes = self._loaded["phase"].cat.codes
+                parts.insert(0, self._loaded.assign(phase=codes))
+            table = _finish(pd.concat(parts, ignore_index=True) if parts else _empty())
+            self._table = kept = (version, table)
+        return kept[1]
 
     def to_csv(self, path: str | Path) -> Path:
         """Write the `route_trace v1` CSV.
@@ -169,6 +177,15 @@ class RouteTrace:
         return _write(Path(path), buffer.getvalue())
 
     @classmethod
+    def open(cls, path: str | Path) -> RouteTrace:
+        """Read a trace by the kind of its file: Parquet if its name ends so, else CSV.
+
+        Raises:
+            TraceError: see `from_csv` and `from_parquet`.
+        """
+        return (cls.from_parquet if Path(path).suffix == ".parquet" else cls.from_csv)(path)
+
+    @classmethod
     def from_csv(cls, path: str | Path) -> RouteTrace:
         """Read a `route_trace v1` CSV of 9 or more columns, by column name.
 
@@ -187,7 +204,7 @@ class RouteTrace:
                 trace._read_preamble(line)
             elif line.strip():
                 body.append((number, line))
-        trace._table = _finish(_parse_rows(path, body))
+        trace._loaded = _finish(_parse_rows(path, body))
         return trace
 
     @classmethod
@@ -216,7 +233,7 @@ class RouteTrace:
             tokens=[(step, token, text) for step, token, text in facts.get("tokens", [])],
         )
         table.attrs = {}
-        trace._table = table.loc[:, list(COLUMNS)]
+        trace._loaded = table.loc[:, list(COLUMNS)]
         return trace
 
     def _preamble(self) -> Iterable[str]:
@@ -324,11 +341,20 @@ def _first_bad(body: list[tuple[int, str]], values: Iterable[str], kind: type) -
 
 
 def _write(path: Path, data: bytes) -> Path:
+    """Write all or nothing: what is left of a failed write would read like a shorter run."""
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        partial = target  # a pipe or a device
+    else:
+        partial = target.with_name(f".{target.name}.partial")
     try:
-        path.write_bytes(data)
+        try:
+            partial.write_bytes(data)
+            if partial != target:
+                partial.replace(target)
+        finally:
+            if partial != target:
+                partial.unlink(missing_ok=True)
     except OSError as error:
-        # What is left of a failed write would read like a shorter run.
-        if path.is_file():
-            path.unlink(missing_ok=True)
         raise TraceError(f"{path}: the trace cannot be written: {error.strerror}") from error
     return path

@@ -114,3 +114,27 @@ def test_list_shows_parameters_and_runs_nothing(tmp_path):
     assert "seed = 1  (int)" in labkit("run", notebook, "--list").stdout
     listed = json.loads(labkit("run", notebook, "--list", "--json").stdout)
     assert listed == {"seed": {"default": 1}, "model": {"default": ""}}
+
+
+def test_replay_shows_writes_and_refuses(tmp_path):
+    rows = [f"0,1,{step},{layer},0,{step % 2},1,0,1048576" for step in range(4) for layer in (0, 1)]
+    trace = tmp_path / "t.csv"
+    head = "# layer=0 expert_bytes=1048576\n# layer=1 expert_bytes=1048576\n"
+    names = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n"
+    trace.write_text(head + names + "\n".join(rows) + "\n")
+    assert "Token cycle 2.0 MiB" in labkit("replay", trace).stdout
+    out = tmp_path / "curve.csv"
+    done = labkit(
+        "replay", trace, "--budgets", "3,4", "--policies", "lru,belady", "--csv", out, "--json"
+    )
+    table = json.loads(done.stdout)
+    assert [(row["budget_mib"], row["policy"], row["hit_pct"]) for row in table] == [
+        (3, "lru", 0), (3, "belady", 37.5), (4, "lru", 50), (4, "belady", 50),
+    ]  # fmt: skip
+    assert out.read_text().splitlines()[1] == "3.000,lru,0.000,0.000,8.000,3.000"
+    for args in (["--budgets", "x"], ["--policies", "mru"]):
+        assert labkit("replay", trace, *args).returncode == 2
+    assert "makes no sense" in labkit("replay", trace, "--budgets=-1").stderr
+    trace.write_text(names + "\n".join(rows) + "\n")
+    assert labkit("replay", trace).returncode == 1
+    assert labkit("replay", trace, "--entry-bytes", "4096").returncode == 0

@@ -88,10 +88,9 @@ class Belady(Cache):
     def _note(self, entries: list[Entry]) -> None:
         """Learn the next use of what was just used."""
         heap, coming = self._heap, self._next
-        later = dict(zip(self._wanted, self._next_uses[self._batch], strict=True))
+        coming.update(zip(self._wanted, self._next_uses[self._batch], strict=True))
         for entry in entries:
-            coming[entry] = later[entry]
-            heapq.heappush(heap, (-later[entry], entry))
+            heapq.heappush(heap, (-coming[entry], entry))
         if len(heap) > 4 * len(self._sizes) + 1000:
             # Uses that have passed would pile up below the ones to come.
             self._heap = [(-coming[entry], entry) for entry in self._sizes]
@@ -115,7 +114,6 @@ class Belady(Cache):
         return entry
 
     def _forget(self, entry: Entry) -> None:
-        self._next.pop(entry)
         self._heap = [item for item in self._heap if item[1] != entry]
         heapq.heapify(self._heap)
 

@@ -1,0 +1,110 @@
+"""`labkit replay`: what hit rate each cache policy would have had on a recorded trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from labkit.replay import Demand
+
+
+def command(
+    trace: Annotated[
+        Path, typer.Argument(help="A routing trace: route_trace v1 CSV, layer,expert CSV, Parquet.")
+    ],
+    budgets: Annotated[
+        str | None,
+        typer.Option(
+            metavar="100,200,...",
+            help="Budgets in MiB; without it ten that span what the trace uses.",
+        ),
+    ] = None,
+    policies: Annotated[
+        str | None,
+        typer.Option(metavar="lru,lfu,...", help="Policies; without it all, and the optimum."),
+    ] = None,
+    entry_bytes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Bytes of one expert, for a trace that does not say."),
+    ] = None,
+    ubatch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Prompt tokens of one batch; without it the whole prompt."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the policy 'random'.")] = 0,
+    csv: Annotated[Path | None, typer.Option(help="Write the table to this file.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Plain JSON on stdout.")] = False,
+) -> None:
+    """Replay a trace under cache policies at several budgets: the hit rate that each would have."""
+    wanted = None if budgets is None else _numbers(budgets)
+    names = _names(policies)
+    from labkit.cli.console import emit_json, stderr, stdout
+    from labkit.errors import TraceError
+    from labkit.replay import demand, replay
+    from labkit.trace import RouteTrace
+
+    asked = demand(RouteTrace.open(trace), entry_bytes=entry_bytes, ubatch=ubatch)
+    table = replay(asked, wanted or _spread(asked), names, seed=seed)
+    if csv:
+        try:
+            table.to_csv(csv, index=False, lineterminator="\n", float_format="%.3f")
+        except OSError as error:
+            raise TraceError(f"{csv}: the table cannot be written: {error.strerror}") from error
+        stderr().print(f"{len(table)} rows written to {csv}")
+    if json:
+        emit_json(table.astype(object).where(table.notna(), None).to_dict("records"))
+    elif not csv:
+        stdout().print(_text(table, asked))
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(
+            f"'{text}' is not a list of MiB such as 100,200", param_hint="--budgets"
+        ) from None
+
+
+def _names(text: str | None) -> list[str]:
+    from labkit.policy import POLICIES
+
+    names = list(POLICIES) if text is None else [part.strip() for part in text.split(",")]
+    for name in names:
+        if name not in POLICIES:
+            raise typer.BadParameter(
+                f"there is no policy '{name}'; there are {', '.join(POLICIES)}",
+                param_hint="--policies",
+            )
+    return names
+
+
+def _spread(asked: Demand) -> list[float]:
+    """Ten budgets up to what the trace uses in all."""
+    return [round(asked.used_bytes * part / 10 / 2**20, 3) for part in range(1, 11)]
+
+
+def _text(table: pd.DataFrame, asked: Demand):
+    from rich.table import Table
+
+    mib = 2**20
+    names = list(dict.fromkeys(table["policy"]))
+    shown = Table(
+        title="Hit rate in % of all lookups, by budget",
+        caption=(
+            f"Token cycle {asked.cycle_bytes / mib:,.1f} MiB (below it LRU finds next to nothing), "
+            f"largest batch {asked.floor_bytes / mib:,.1f} MiB, "
+            f"all entries used {asked.used_bytes / mib:,.1f} MiB."
+        ),
+    )
+    for name in ("MiB", *names):
+        shown.add_column(name, justify="right")
+    for budget, rows in table.groupby("budget_mib", sort=False):
+        rates = rows.set_index("policy")["hit_pct"]
+        shown.add_row(f"{budget:,.1f}", *(f"{rates[name]:.1f}" for name in names))
+    return shown
