@@ -39,6 +39,10 @@ class BudgetError(LabkitError):
     """A memory budget that cannot work."""
 
 
+class OptionError(LabkitError, ValueError):
+    """A value that an option cannot take."""
+
+
 class SeamError(LabkitError):
     """The installed llama.cpp does not look as labkit's ctypes seam expects."""
 

@@ -22,7 +22,10 @@ _NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as a huge number
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """The tightest memory limit that a cgroup sets: bytes, bytes in use, and the file it is in."""
+    """The tightest memory limit that a cgroup sets: bytes, bytes in use, and the file it is in.
+
+    Page cache counts in a cgroup's usage but gives way to an allocation: `used_bytes` is without it.
+    """
 
     limit_bytes: int
     used_bytes: int
@@ -40,7 +43,7 @@ def cgroup_memory_limit(
     for directory, limit_file, used_file in _memory_cgroups(root, own):
         limit = _read_number(directory / limit_file)
         if limit is not None and limit < _NO_LIMIT:
-            used = _read_number(directory / used_file) or 0
+            used = max(0, (_read_number(directory / used_file) or 0) - _page_cache(directory))
             limits.append(MemoryLimit(limit, used, directory / limit_file))
     return min(limits, key=lambda limit: limit.limit_bytes, default=None)
 
@@ -49,7 +52,6 @@ def usable_memory_bytes() -> int:
     """Memory that a new allocation can take now: what the system has left, within the limit."""
     available = psutil.virtual_memory().available
     limit = cgroup_memory_limit()
-    # Page cache counts as used in a cgroup but gives way, so this errs on the careful side.
     return available if limit is None else min(available, limit.limit_bytes - limit.used_bytes)
 
 
@@ -107,6 +109,18 @@ def _memory_cgroups(root: Path, own: Path) -> list[tuple[Path, str, str]]:
         # In a container the path may be the host's; then only the mounted root is visible.
         found += [(d, *files) for d in (directory, *directory.parents) if d.is_relative_to(base)]
     return found
+
+
+def _page_cache(cgroup: Path) -> int:
+    """Bytes of files that this cgroup and those below it hold in memory."""
+    try:
+        lines = (cgroup / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    counts = {name: int(value) for name, _, value in (line.partition(" ") for line in lines)}
+    kinds = ("inactive_file", "active_file")
+    # v1 counts the groups below under names of their own, v2 always includes them.
+    return sum(counts.get(f"total_{kind}", counts.get(kind, 0)) for kind in kinds)
 
 
 def _read_number(path: Path) -> int | None:

@@ -7,6 +7,7 @@ import copy
 import ctypes
 import gc
 import logging
+import math
 import os
 import pickle
 import re
@@ -23,7 +24,7 @@ import pytest
 import stock
 
 from labkit import bundled
-from labkit.errors import BudgetError, LlamaError, ReadError, SessionError
+from labkit.errors import BudgetError, LlamaError, OptionError, ReadError, SessionError
 from labkit.gguf_map import open_gguf
 from labkit.runtime import BudgetWarning, Session, budget
 from labkit.runtime.budget import layer_floor_bytes
@@ -261,18 +262,27 @@ def interrupt_after(
     session: Session, n_blocks: int, by: Callable[[], object] | None = None
 ) -> None:
     """Interrupt when the trace has `n_blocks`, from within a graph, as a signal would."""
+
+    def interrupt() -> None:
+        if by:
+            thread = threading.Thread(target=by)
+            thread.start()
+            thread.join()
+        else:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    at_block(session, n_blocks, interrupt)
+
+
+def at_block(session: Session, n_blocks: int, act: Callable[[], object]) -> None:
+    """Call `act` from within a graph, when the trace has `n_blocks`."""
     append = session.trace.append
 
     def counting(block) -> None:
         append(block)
         if session.trace.n_blocks == n_blocks:
             session.trace.append = append
-            if by:
-                thread = threading.Thread(target=by)
-                thread.start()
-                thread.join()
-            else:
-                os.kill(os.getpid(), signal.SIGINT)
+            act()
 
     session.trace.append = counting
 
@@ -384,10 +394,16 @@ def test_prompts_that_cannot_work(model: Path, synth_model: Callable[..., Path])
             ([10**6], "does not exist"),
             ([-1], "does not exist"),
             ([1] * 61, "do not fit in 64"),
+            (b"bytes", "neither a text nor token ids"),
+            ("half a \ud83d", "half a character"),
+            ("long " * 10_000, "does not fit in a context of 64"),
         ]:
             with pytest.raises(SessionError, match=message):
                 session.generate(prompt, 8)
-        assert len(session.generate(TEXT, 3).tokens) == 3
+        for prompt, n in (([1.5], 1), ([1], 1.5)):
+            with pytest.raises(TypeError, match="float"):
+                session.generate(prompt, n)  # pyright: ignore[reportArgumentType]
+        assert len(session.generate((t for t in [1, 2]), 3).tokens) == 3  # pyright: ignore
     with Session(synth_model("qwen3moe")) as session:
         with pytest.raises(SessionError, match="no tokenizer"):
             session.generate("text", 1)
@@ -399,10 +415,12 @@ def test_prompts_that_cannot_work(model: Path, synth_model: Callable[..., Path])
     [
         {"n_ctx": 0}, {"n_ubatch": 0}, {"threads": 0}, {"threads": 10_000}, {"lanes": 0},
         {"temperature": -1}, {"top_p": 0}, {"n_ctx": 1 << 30}, {"dense": "disk"},
+        {"temperature": math.nan}, {"temperature": math.inf}, {"seed": -1}, {"seed": 2**32 - 1},
+        {"cache_mib": math.nan}, {"cache_mib": math.inf}, {"cache_mib": "64"},
     ],
 )  # fmt: skip
 def test_options_that_cannot_work(options: dict, model: Path) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
+    with pytest.raises(OptionError, match=next(iter(options))):
         Session(model, **options)
 
 
@@ -476,18 +494,16 @@ def test_a_session_is_neither_copied_nor_pickled_nor_taken_over_by_a_fork(model:
 # Budgets
 
 
-def test_a_budget_that_memory_cannot_hold_warns(
+def test_a_budget_that_memory_cannot_hold_is_refused(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gguf = open_gguf(model)
     free = gguf.dense_bytes + gguf.expert_bytes // 4
     monkeypatch.setattr(budget, "usable_memory_bytes", lambda: free)
-    with pytest.warns(BudgetWarning, match="may end the process"):
-        Session(model, cache_mib=gguf.expert_bytes / 2**20).close()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with Session(model) as session:
-            assert session.cache_bytes == gguf.expert_bytes // 8
+    with pytest.raises(BudgetError, match="would end the process"):
+        Session(model, cache_mib=gguf.expert_bytes / 2**20)
+    with Session(model) as session:
+        assert session.cache_bytes == gguf.expert_bytes // 8
 
 
 def test_a_budget_below_one_layer_is_refused_with_the_figure(model: Path) -> None:
@@ -552,14 +568,40 @@ def reads_fail_from(session: Session, call: int) -> Iterator[None]:
         os.close(kept)
 
 
-def test_a_file_that_is_emptied_while_open_ends_in_an_error(model: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_emptied_during_a_graph_ends_in_an_error(
+    model: Path, tmp_path: Path
+) -> None:
     copy = tmp_path / "model.gguf"
     shutil.copy(model, copy)
     with Session(copy, cache_mib=0) as session:
         session.generate(TEXT, 2)
         # Whatever is still mapped from the file would now end the process when it is touched.
-        os.truncate(copy, 0)
-        with pytest.raises(ReadError, match="the file ends at byte"):
+        at_block(session, session.trace.n_blocks + 3, lambda: os.truncate(copy, 0))
+        with pytest.raises(ReadError, match=r"file ends at byte|was changed"):
+            session.generate(" And", 8)
+
+
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "streamed"])
+@pytest.mark.parametrize("change", ["cut", "rewritten", "replaced", "removed"])
+def test_a_file_that_changes_while_open_is_noticed(
+    model: Path, change: str, resident: bool, tmp_path: Path
+) -> None:
+    copy, other = tmp_path / "model.gguf", tmp_path / "other.gguf"
+    shutil.copy(model, copy)
+    shutil.copy(model, other)
+    with Session(copy, resident=resident) as session:
+        session.generate(TEXT, 2)
+        if change == "cut":
+            os.truncate(copy, 100)
+        elif change == "rewritten":
+            with copy.open("r+b") as file:
+                file.seek(-1000, os.SEEK_END)
+                file.write(bytes(1000))
+        elif change == "replaced":
+            other.replace(copy)
+        else:
+            copy.unlink()
+        with pytest.raises(ReadError, match="changed, replaced or removed"):
             session.generate(" And", 8)
 
 

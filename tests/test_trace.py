@@ -139,6 +139,55 @@ def test_a_trace_that_cannot_be_written_leaves_no_half_file(trace: RouteTrace) -
         trace.to_csv("/absent-folder/t.csv")
 
 
+def test_a_failed_write_keeps_what_was_there(trace: RouteTrace, tmp_path: Path) -> None:
+    target = tmp_path / "t.csv"
+    target.write_text("of the user")
+    (tmp_path / ".t.csv.partial").mkdir()
+    with pytest.raises(TraceError, match="cannot be written"):
+        trace.to_csv(target)
+    assert target.read_text() == "of the user"
+
+
+def test_a_link_stays_a_link(trace: RouteTrace, tmp_path: Path) -> None:
+    link = tmp_path / "link.csv"
+    link.symlink_to(tmp_path / "t.csv")
+    trace.to_csv(link)
+    assert link.is_symlink()
+    assert len(RouteTrace.from_csv(tmp_path / "t.csv").table) == len(trace.table)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.csv", "t.csv"]
+
+
+def test_a_trace_that_was_read_can_go_on(trace: RouteTrace, tmp_path: Path) -> None:
+    back = RouteTrace.from_csv(trace.to_csv(tmp_path / "t.csv"))
+    back.append(block("decode", [3], 1))
+    assert len(back.table) == len(trace.table) + 4
+
+
+def test_a_table_made_while_another_thread_appends_is_not_kept(trace: RouteTrace) -> None:
+    before = len(trace.table)
+    first = block("decode", [3], 1)
+    trace.append(Appending(trace, first))
+    assert len(trace.table) == before + 4
+    assert len(trace.table) == before + 8
+
+
+class Appending(RoutingBlock):
+    """A block whose rows are asked for at the very moment in which another one is added."""
+
+    def __init__(self, trace: RouteTrace, rows: RoutingBlock) -> None:
+        for name in ("turn", "phase", "layer", "positions"):
+            object.__setattr__(self, name, getattr(rows, name))
+        for name in ("experts", "weights", "resident", "read_bytes"):
+            object.__setattr__(self, name, getattr(rows, name))
+        object.__setattr__(self, "owner", trace)
+
+    def table(self) -> pd.DataFrame:
+        owner, self.__dict__["owner"] = self.__dict__["owner"], None
+        if owner:
+            owner.append(block("decode", [4], 1))
+        return super().table()
+
+
 def test_the_recorded_trace_of_the_peer_is_read() -> None:
     if not PEER.exists():
         pytest.skip("the peer's recorded trace is not beside this checkout")

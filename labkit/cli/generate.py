@@ -43,7 +43,7 @@ def command(
 ) -> None:
     """Generate text with a MoE model inside a memory budget, and show what it cost."""
     wanted = parse_prompt(prompt, tokens)
-    from labkit.cli.console import emit_json, stderr, stdout
+    from labkit.cli.console import emit_json, stderr
     from labkit.runtime import Session
 
     options: dict[str, Any] = {"threads": threads, "n_ctx": n_ctx}
@@ -55,7 +55,7 @@ def command(
     if json:
         emit_json(figures)
         return
-    stdout().print(result.text or " ".join(map(str, result.tokens)), markup=False, soft_wrap=True)
+    typer.echo(result.text or " ".join(map(str, result.tokens)))
     stderr().print(_summary(figures), style="dim")
 
 

@@ -28,12 +28,10 @@ def default_cache_bytes(gguf: GGUFMap) -> int:
 
 
 def budget_warning(gguf: GGUFMap, cache_bytes: int) -> str | None:
-    """What to warn of: a budget above the memory that is left, or below the token cycle.
-
-    None if it is neither, or is 0.
+    """What to warn of, if the budget is under the token cycle; None if it is not, or is 0.
 
     Raises:
-        BudgetError: negative, or too small for one layer of one token.
+        BudgetError: negative, too small for one layer of one token, or more than there is.
     """
     if cache_bytes < 0:
         raise BudgetError(f"A cache of {cache_bytes / MIB:.2f} MiB makes no sense; 0 turns it off.")
@@ -48,9 +46,9 @@ def budget_warning(gguf: GGUFMap, cache_bytes: int) -> str | None:
         )
     wanted = min(cache_bytes, gguf.expert_bytes) + gguf.dense_bytes
     if wanted > (usable := usable_memory_bytes()):
-        return (
-            f"The cache and the dense weights may take {wanted / MIB:.0f} MiB, but only "
-            f"{usable / MIB:.0f} MiB of memory can be used here: the system may end the process. "
+        raise BudgetError(
+            f"The cache and the dense weights would take {wanted / MIB:.0f} MiB, but only "
+            f"{usable / MIB:.0f} MiB of memory can be used here: the system would end the process. "
             "Give a smaller cache_mib."
         )
     cycle = gguf.token_cycle_bytes

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from labkit.errors import LlamaError, StreamingRefusedError
+from labkit.errors import LlamaError, OptionError, ReadError, StreamingRefusedError
 from labkit.gguf_map import GGUFMap, open_gguf
-from labkit.policy import LRU
+from labkit.policy import make_policy
 from labkit.runtime import llama_log
 from labkit.runtime.budget import BudgetWarning, budget_warning, default_cache_bytes
 from labkit.runtime.capture import GraphCapture
 from labkit.runtime.dense import DenseWeights
 from labkit.runtime.hook import RouterHook
+from labkit.runtime.interrupt import InterruptGuard
 from labkit.runtime.native import NativeModel
 from labkit.runtime.reader import FileReader
 from labkit.runtime.recorder import Recorder
@@ -42,6 +44,7 @@ class Engine:
         *,
         resident: bool,
         cache_mib: float | None,
+        policy: str,
         lanes: int,
         direct_io: bool | None,
         dense: Dense,
@@ -51,8 +54,9 @@ class Engine:
         trial: bool,
     ) -> None:
         if dense not in ("anonymous", "mmap"):
-            raise ValueError(f"dense is {dense!r}; it must be 'anonymous' or 'mmap'")
+            raise OptionError(f"dense is {dense!r}; it must be 'anonymous' or 'mmap'")
         self.map: GGUFMap = open_gguf(path)
+        self._stamps = [_stamp(shard) for shard in self.map.paths]
         self.source: ExpertStreamSource | None = None
         self.cache_bytes: int | None = None
         self.reader_note: str | None = None
@@ -64,24 +68,27 @@ class Engine:
                 self._reader = FileReader(self.map.paths, lanes=lanes, direct_io=direct_io)
                 undo.callback(self._reader.close)
                 self.reader_note = self._reader.direct_io_note
-                self.source = ExpertStreamSource(self.map, self._reader, LRU(self.cache_bytes))
+                entry_bytes = {layer: self.map.entry_bytes(layer) for layer in self.map.moe_layers}
+                cache = make_policy(policy, self.cache_bytes, entry_bytes)
+                self.source = ExpertStreamSource(self.map, self._reader, cache)
                 undo.callback(self.source.close)
             if trial:
                 trial_load(self.map)
             self.recorder = Recorder(self.map, self.source)
             self.hook = RouterHook(self.recorder.on_routing)
-            self.model = NativeModel(
-                self.map,
-                self.hook,
-                n_ctx=n_ctx,
-                n_ubatch=n_ubatch,
-                threads=threads,
-                skip_experts=not resident,
-            )
-            undo.callback(self.model.close)
-            captured = self._watch_routing()
-            if self.source and self._reader:
-                self._bind(undo, captured, self._reader, dense)
+            with InterruptGuard(self.hook.abort):
+                self.model = NativeModel(
+                    self.map,
+                    self.hook,
+                    n_ctx=n_ctx,
+                    n_ubatch=n_ubatch,
+                    threads=threads,
+                    skip_experts=not resident,
+                )
+                undo.callback(self.model.close)
+                captured = self._watch_routing()
+                if self.source and self._reader:
+                    self._bind(undo, captured, self._reader, dense)
             self._undo = undo.pop_all()
 
     def _watch_routing(self) -> GraphCapture:
@@ -129,12 +136,14 @@ class Engine:
 
         Raises:
             KeyboardInterrupt: the abort flag ended it.
-            ReadError, or whatever else the routing callback raised.
+            ReadError: a file was changed since it was opened, or cannot be read.
             SessionError, LlamaError: see `NativeModel.decode`.
         """
+        self._check_files()
         self.recorder.begin(turn, phase, position, outputs)
         whole = self.model.decode(tokens, position, outputs)
         self.recorder.end()
+        self._check_files()
         if error := self.hook.error:
             raise error
         if not whole:
@@ -145,6 +154,15 @@ class Engine:
                 "llama.cpp's callback (a signal handler?). The step was taken back."
             )
 
+    def _check_files(self) -> None:
+        """Weights that are read later must come from the file that was opened."""
+        for path, stamp in zip(self.map.paths, self._stamps, strict=True):
+            if _stamp(path) != stamp:
+                raise ReadError(
+                    f"{path}: the file was changed, replaced or removed after it was opened. "
+                    "What was computed meanwhile was taken back. Open the model again."
+                )
+
     def close(self) -> None:
         """Give everything back: what computes from memory and what reads into it, then memory."""
         self.model.close()
@@ -153,8 +171,21 @@ class Engine:
         self._undo.close()
 
 
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def _cache_bytes(gguf: GGUFMap, cache_mib: float | None) -> int:
-    cache_bytes = default_cache_bytes(gguf) if cache_mib is None else int(cache_mib * 2**20)
+    if cache_mib is None:
+        cache_bytes = default_cache_bytes(gguf)
+    elif isinstance(cache_mib, (int, float)) and math.isfinite(cache_mib):
+        cache_bytes = int(cache_mib * 2**20)
+    else:
+        raise OptionError(f"cache_mib is {cache_mib!r}; it must be a number of MiB")
     if warning := budget_warning(gguf, cache_bytes):
         warnings.warn(warning, BudgetWarning, stacklevel=4)
     return cache_bytes

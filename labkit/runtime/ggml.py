@@ -72,9 +72,16 @@ def llama() -> ModuleType:
             f"llama-cpp-python cannot be loaded: {error}. "
             "Install it with: pip install llama-cpp-python"
         ) from error
+    loaded_by()
     llama_log.install(module)
     module.llama_backend_init()
     return module
+
+
+@functools.cache
+def loaded_by() -> int:
+    """The process that loaded llama.cpp; its threads do not follow into a fork."""
+    return os.getpid()
 
 
 @functools.cache

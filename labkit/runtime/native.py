@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.errors import LlamaError, SessionError
+from labkit.errors import LlamaError, OptionError, SessionError
 from labkit.gguf_map import GGUFMap
 from labkit.runtime import ggml, llama_log
 from labkit.runtime.hook import RouterHook
@@ -49,9 +49,14 @@ class NativeModel:
         for name, value, most in (("n_ctx", n_ctx, 1 << 24), ("threads", threads, 512)):
             # llama.cpp ends the process on some of these values instead of refusing them.
             if value is not None and not 1 <= value <= most:
-                raise ValueError(f"{name} is {value}; it must lie in 1 to {most}")
+                raise OptionError(f"{name} is {value}; it must lie in 1 to {most}")
         if n_ubatch < 1:
-            raise ValueError(f"n_ubatch is {n_ubatch}; a graph needs at least one token")
+            raise OptionError(f"n_ubatch is {n_ubatch}; a graph needs at least one token")
+        if ggml.loaded_by() != os.getpid():
+            raise SessionError(
+                "llama.cpp was loaded by the process that this one was forked from, and its "
+                "threads stayed there. Start processes with the method 'spawn' instead of 'fork'."
+            )
         self._llama = ggml.llama()
         ggml.self_check()
         self._hook = hook

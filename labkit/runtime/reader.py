@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.errors import ReadError
+from labkit.errors import OptionError, ReadError
 from labkit.runtime.memory import BLOCK, FileWindow
 
 
@@ -48,7 +48,7 @@ class FileReader:
         self, paths: Sequence[Path], *, lanes: int = 4, direct_io: bool | None = None
     ) -> None:
         if lanes < 1:
-            raise ValueError(f"lanes is {lanes}; at least one read must be able to run")
+            raise OptionError(f"lanes is {lanes}; at least one read must be able to run")
         self.paths = list(paths)
         self.lanes = lanes
         self._files: list[int] = []

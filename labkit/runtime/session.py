@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import operator
 import os
 import threading
 import time
@@ -35,6 +36,7 @@ class Session:
         resident: keep llama.cpp's own memory map; no streaming, but the routing is still traced.
         cache_mib: budget for expert weights in MiB. None takes a quarter of them, at most half of
             the memory that is free; 0 turns the cache off: every token reads its experts anew.
+        policy: which entries stay in the cache; a name out of `labkit.policy.ONLINE`.
         lanes: reads under way at once.
         direct_io: past the page cache; None where the file system can. `reader_note` says which.
         dense: where a streamed session keeps the weights that every token uses: "anonymous", a
@@ -65,6 +67,7 @@ class Session:
         *,
         resident: bool = False,
         cache_mib: float | None = None,
+        policy: str = "lru",
         lanes: int = 4,
         direct_io: bool | None = None,
         dense: Dense = "anonymous",
@@ -85,6 +88,7 @@ class Session:
                 path,
                 resident=resident,
                 cache_mib=cache_mib,
+                policy=policy,
                 lanes=lanes,
                 direct_io=direct_io,
                 dense=dense,
@@ -160,7 +164,7 @@ class Session:
         self, tokens: list[int], n: int, result: Generation, digest: Any
     ) -> Iterator[TokenStep]:
         """Check what can be checked at once; the iterator then runs and fills in `result`."""
-        if n < 0:
+        if operator.index(n) < 0:
             raise SessionError(f"{n} tokens cannot be generated; give 0 or more.")
         if not tokens and self.n_past == 0:
             raise SessionError("The prompt is empty: give at least one token to start from.")

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import codecs
 import ctypes
-from collections.abc import Sequence
+import math
+import operator
+from collections.abc import Iterable
 
-from labkit.errors import LlamaError, SessionError
+from labkit.errors import LlamaError, OptionError, SessionError
 from labkit.runtime import ggml
 from labkit.runtime.native import NativeModel
+
+_MOST_BYTES_PER_TOKEN = 128
+_RANDOM_SEED = 0xFFFFFFFF
 
 
 class Tokenizer:
@@ -18,17 +23,30 @@ class Tokenizer:
         self._llama = ggml.llama()
         self._vocab = model.vocab
         self._n_vocab = model.n_vocab
+        self._n_ctx = model.n_ctx
         self.available = available
 
     def encode(self, text: str, *, start: bool) -> list[int]:
         """Token ids of `text`; `start` adds what the model wants at the start of a text.
 
         Raises:
-            SessionError: the model has no tokenizer.
+            SessionError: the model has no tokenizer, or the text is none or far too long.
         """
         if not self.available:
             raise SessionError("This model has no tokenizer. Give a list of token ids instead.")
-        data = text.encode()
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as error:
+            raise SessionError(
+                f"The text holds half a character ({error.reason} at place {error.start}), which "
+                "has no bytes. Read it with the right encoding first."
+            ) from error
+        if len(data) > _MOST_BYTES_PER_TOKEN * self._n_ctx:
+            # Tokenising takes seconds a megabyte, and cannot be interrupted.
+            raise SessionError(
+                f"A text of {len(data)} bytes does not fit in a context of {self._n_ctx} tokens. "
+                "Shorten it, or open the session with a larger n_ctx."
+            )
         room = len(data) + 8
         buffer = (ctypes.c_int32 * room)()
         n = self._llama.llama_tokenize(self._vocab, data, len(data), buffer, room, start, True)
@@ -36,19 +54,23 @@ class Tokenizer:
             raise LlamaError(f"llama.cpp cannot tokenize this text of {len(data)} bytes ({n})")
         return list(buffer[:n])
 
-    def check(self, tokens: Sequence[int]) -> list[int]:
+    def check(self, tokens: Iterable[int]) -> list[int]:
         """The same ids as a list.
 
         Raises:
             SessionError: an id that the model does not have; llama.cpp would fail on it.
+            TypeError: something that is no whole number.
         """
-        for token in tokens:
+        if isinstance(tokens, (bytes, bytearray)):
+            raise SessionError("Bytes are neither a text nor token ids; decode them first.")
+        ids = [operator.index(token) for token in tokens]
+        for token in ids:
             if not 0 <= token < self._n_vocab:
                 raise SessionError(
                     f"Token id {token} does not exist: the model has {self._n_vocab} tokens, "
                     f"0 to {self._n_vocab - 1}."
                 )
-        return [int(token) for token in tokens]
+        return ids
 
     def piece(self, token: int) -> bytes:
         """The bytes of one token; no text at all without a tokenizer."""
@@ -83,11 +105,14 @@ class Sampler:
     """llama.cpp's sampler chain: greedy at temperature 0, else top-k, top-p, temperature, seed."""
 
     def __init__(self, *, temperature: float, top_k: int, top_p: float, seed: int) -> None:
-        if temperature < 0 or not 0 < top_p <= 1 or top_k < 0:
-            raise ValueError(
+        if not 0 <= temperature < math.inf or not 0 < top_p <= 1 or top_k < 0:
+            raise OptionError(
                 f"temperature {temperature}, top_k {top_k}, top_p {top_p}: temperature and top_k "
                 "are at least 0 and top_p lies in (0, 1]"
             )
+        if not 0 <= seed < _RANDOM_SEED:
+            # llama.cpp takes this value for "another one each time".
+            raise OptionError(f"seed is {seed}; it must lie in 0 to {_RANDOM_SEED - 1}")
         self._llama = llama = ggml.llama()
         self._chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
         if temperature == 0:
@@ -97,7 +122,7 @@ class Sampler:
                 llama.llama_sampler_init_top_k(top_k),
                 llama.llama_sampler_init_top_p(top_p, 1),
                 llama.llama_sampler_init_temp(temperature),
-                llama.llama_sampler_init_dist(seed & 0xFFFFFFFF),
+                llama.llama_sampler_init_dist(seed),
             ]
         for part in parts:
             llama.llama_sampler_chain_add(self._chain, part)
