@@ -24,7 +24,7 @@ _NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as a huge number
 class MemoryLimit:
     """The tightest memory limit that a cgroup sets: bytes, bytes in use, and the file it is in.
 
-    Page cache counts in a cgroup's usage but gives way to an allocation: `used_bytes` is without it.
+    Page cache counts in a cgroup's usage but gives way to an allocation, so it is left out here.
     """
 
     limit_bytes: int
