@@ -11,25 +11,22 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from labkit.errors import TraceError
+from labkit.trace_csv import TraceWarning, parse_rows, read_lines
+
+__all__ = ["COLUMNS", "PHASES", "RouteTrace", "RoutingBlock", "TraceWarning"]
 
 PHASES = ("prefill", "decode")
 COLUMNS = (
     "turn", "phase", "step", "layer", "slot", "expert", "weight", "resident", "read_bytes",
 )  # fmt: skip
-_CSV_COLUMNS = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
-
-
-class TraceWarning(UserWarning):
-    """A trace was read, but something in the file was left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +126,55 @@ class RouteTrace:
             self._table = kept = (version, table)
         return kept[1]
 
+    def select(
+        self,
+        *,
+        phase: str | None = None,
+        layers: Iterable[int] | None = None,
+        turns: Iterable[int] | None = None,
+    ) -> RouteTrace:
+        """The part of this trace that has all that is asked for, with the same facts of its model.
+
+        Raises:
+            ValueError: `phase` is neither "prefill" nor "decode".
+        """
+        table = self.table
+        chosen = np.ones(len(table), bool)
+        if phase is not None:
+            chosen &= table["phase"].cat.codes.to_numpy() == PHASES.index(phase)
+        for name, wanted in (("layer", layers), ("turn", turns)):
+            if wanted is not None:
+                chosen &= table[name].isin(list(wanted)).to_numpy()
+        part = replace(self, _blocks=[], _table=None)
+        part._loaded = table[chosen].reset_index(drop=True)
+        return part
+
+    @classmethod
+    def concat(cls, traces: Iterable[RouteTrace]) -> RouteTrace:
+        """One trace after another, as runs of one model: the turns go on counting.
+
+        Raises:
+            TraceError: none given, or traces of models of different shape.
+        """
+        parts = list(traces)
+        if not parts:
+            raise TraceError("There is no trace to concatenate.")
+        whole = replace(parts[0], tokens=[], _blocks=[], _table=None)
+        tables, turn = [], 0
+        for part in parts:
+            shape, own = [(t.n_layers, t.n_expert, t.entry_bytes) for t in (whole, part)]
+            if shape != own:
+                raise TraceError(
+                    "Traces of different models do not concatenate: layers, experts and bytes of "
+                    f"an expert are {shape} in the first and {own} in another."
+                )
+            table = part.table
+            tables.append(table.assign(turn=table["turn"] + turn, phase=table["phase"].cat.codes))
+            turn += int(table["turn"].max()) + 1 if len(table) else 0
+            whole.tokens += part.tokens
+        whole._loaded = _finish(pd.concat(tables, ignore_index=True))
+        return whole
+
     def to_csv(self, path: str | Path) -> Path:
         """Write the `route_trace v1` CSV.
 
@@ -150,7 +196,7 @@ class RouteTrace:
             }
         )
         text = "\n".join([*self._preamble(), out.to_csv(index=False, lineterminator="\n")])
-        return _write(Path(path), text.encode())
+        return _write(Path(path), text.encode("utf-8", "surrogateescape"))
 
     def to_parquet(self, path: str | Path) -> Path:
         """Write the table to Parquet with the facts of the model beside it.
@@ -177,17 +223,25 @@ class RouteTrace:
         return _write(Path(path), buffer.getvalue())
 
     @classmethod
-    def open(cls, path: str | Path) -> RouteTrace:
+    def open(cls, path: str | Path, *, n_expert_used: int | None = None) -> RouteTrace:
         """Read a trace by the kind of its file: Parquet if its name ends so, else CSV.
+
+        `n_expert_used` is for the CSV of two columns, see `from_csv`.
 
         Raises:
             TraceError: see `from_csv` and `from_parquet`.
         """
-        return (cls.from_parquet if Path(path).suffix == ".parquet" else cls.from_csv)(path)
+        if Path(path).suffix == ".parquet":
+            return cls.from_parquet(path)
+        return cls.from_csv(path, n_expert_used=n_expert_used)
 
     @classmethod
-    def from_csv(cls, path: str | Path) -> RouteTrace:
-        """Read a `route_trace v1` CSV of 9 or more columns, by column name.
+    def from_csv(cls, path: str | Path, *, n_expert_used: int | None = None) -> RouteTrace:
+        """Read a `route_trace v1` CSV of 9 or more columns, by name, or `layer,expert` alone.
+
+        Bare choices come in the order in which they were made: a token begins where the layer
+        number falls. How many a token makes in a layer is `n_expert_used`; without it, the fewest
+        that occur. The sizes of entries, weights and hits are then unknown.
 
         A last line without its line end was cut while it was written: it is left out, and a
         `TraceWarning` says so.
@@ -196,7 +250,7 @@ class RouteTrace:
             TraceError: not such a file, or a row that makes no sense, with its line.
         """
         path = Path(path)
-        lines = _lines(path)
+        lines = read_lines(path)
         trace = cls()
         body = []
         for number, line in enumerate(lines, 1):
@@ -204,7 +258,12 @@ class RouteTrace:
                 trace._read_preamble(line)
             elif line.strip():
                 body.append((number, line))
-        trace._loaded = _finish(_parse_rows(path, body))
+        table = parse_rows(path, body, n_expert_used)
+        if body[0][1].count(",") == 1 and len(table):
+            trace.n_layers = int(table["layer"].max()) + 1
+            trace.n_expert = int(table["expert"].max()) + 1
+            trace.n_expert_used = int(table["slot"].max()) + 1
+        trace._loaded = _finish(table)
         return trace
 
     @classmethod
@@ -272,72 +331,18 @@ def _empty() -> pd.DataFrame:
 
 
 def _finish(table: pd.DataFrame) -> pd.DataFrame:
-    table = table.sort_values(["turn", "phase", "step", "layer", "slot"], kind="stable")
+    keys = [table[name].to_numpy() for name in ("slot", "layer", "step", "phase", "turn")]
+    tie = np.ones(max(len(table) - 1, 0), bool)
+    falls = ~tie
+    for key in reversed(keys):  # from turn to slot: sorted rows, the usual case, stay as they are
+        falls |= tie & (key[1:] < key[:-1])
+        tie &= key[1:] == key[:-1]
+    if falls.any():
+        table = table.iloc[np.lexsort(keys)]
+    table = table.copy(deep=False)
     kind = pd.CategoricalDtype(list(PHASES))
     table["phase"] = pd.Categorical.from_codes(table["phase"].to_numpy(), dtype=kind)
     return table.reset_index(drop=True).loc[:, list(COLUMNS)]
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: cannot be read as a trace: {error}") from error
-    lines = text.splitlines()
-    if lines and not text.endswith(("\n", "\r")):
-        warnings.warn(
-            f"{path}: line {len(lines)} has no line end, so it was cut while it was written; "
-            "it is left out",
-            TraceWarning,
-            stacklevel=3,
-        )
-        lines.pop()
-    return lines
-
-
-def _parse_rows(path: Path, body: list[tuple[int, str]]) -> pd.DataFrame:
-    header = body[0][1].split(",") if body else []
-    missing = [name for name in _CSV_COLUMNS.split(",") if name not in header]
-    if missing:
-        raise TraceError(
-            f"{path}: no route_trace v1 CSV: the column {missing[0]} is missing. "
-            f"The header line should read {_CSV_COLUMNS}"
-        )
-    rows = [line.split(",") for _, line in body[1:]]
-    for (number, _), row in zip(body[1:], rows, strict=True):
-        if len(row) != len(header):
-            raise TraceError(f"{path}:{number}: {len(row)} values for {len(header)} columns")
-    columns = dict(
-        zip(header, zip(*rows, strict=True) if rows else [()] * len(header), strict=True)
-    )
-    found: dict[str, np.ndarray] = {}
-    names = {"residency": "resident", "expert_bytes": "read_bytes"}
-    for name in _CSV_COLUMNS.split(","):
-        kind = np.float64 if name == "weight" else np.int64
-        try:
-            values = np.array(columns[name], dtype=kind)
-        except (ValueError, OverflowError):
-            number, text = _first_bad(body[1:], columns[name], kind)
-            raise TraceError(f"{path}:{number}: {name} is {text!r}, not a number") from None
-        if name != "weight" and (values < 0).any():
-            number = body[1:][int(np.argmax(values < 0))][0]
-            raise TraceError(f"{path}:{number}: {name} is negative")
-        found[names.get(name, name)] = values
-    if (found["phase"] > 1).any():
-        number = body[1:][int(np.argmax(found["phase"] > 1))][0]
-        raise TraceError(f"{path}:{number}: phase is neither 0 (prefill) nor 1 (decode)")
-    found["resident"] = found["resident"] > 0
-    found["weight"] = found["weight"].astype(np.float32)
-    return pd.DataFrame(found)
-
-
-def _first_bad(body: list[tuple[int, str]], values: Iterable[str], kind: type) -> tuple[int, str]:
-    for (number, _), text in zip(body, values, strict=True):
-        try:
-            np.array(text, dtype=kind)
-        except (ValueError, OverflowError):
-            return number, text
-    return body[-1][0], "?"
 
 
 def _write(path: Path, data: bytes) -> Path:

@@ -103,7 +103,7 @@ def test_a_cut_last_line_is_reported_not_guessed(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "column turn is missing"),
-        ("layer,expert\n1,2\n", "column turn is missing"),
+        ("layer,token\n1,2\n", "column turn is missing"),
         (f"{HEADER}\n0,1,5\n", ":2: 3 values for 9 columns"),
         (f"{HEADER}\n{ROW}\n{ROW.replace('17', 'x')}\n", ":3: expert is 'x'"),
         (f"{HEADER}\n{ROW.replace('17', '-1')}\n", ":2: expert is negative"),
@@ -196,3 +196,53 @@ def test_the_recorded_trace_of_the_peer_is_read() -> None:
     assert set(trace.entry_bytes) == set(range(48))
     assert len(trace.table) == 44_766
     assert trace.table["expert"].between(0, 127).all()
+
+
+def test_bare_choices_become_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    # A prompt of two tokens, of which the last layer routes the last, then a token.
+    pairs = [(0, 1), (0, 2), (0, 2), (0, 3), (1, 7), (1, 6), (0, 4), (0, 1), (1, 6), (1, 5)]
+    path.write_text("layer,expert\n" + "".join(f"{a},{b}\n" for a, b in pairs))
+    trace = RouteTrace.open(path)
+    table = trace.table
+    assert trace.n_expert_used == 2
+    assert list(zip(table["layer"], table["expert"], strict=True)) == [
+        (0, 1), (0, 2), (0, 2), (0, 3), (1, 7), (1, 6), (0, 4), (0, 1), (1, 6), (1, 5),
+    ]  # fmt: skip
+    assert table["step"].tolist() == [0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+    assert table["phase"].tolist() == ["prefill"] * 6 + ["decode"] * 4
+    with pytest.raises(TraceError, match="no multiple of 3"):
+        RouteTrace.open(path, n_expert_used=3)
+    path.write_text("layer,expert\n1,x\n")
+    with pytest.raises(TraceError, match=":2: expert is 'x'"):
+        RouteTrace.open(path)
+    path.write_text("layer,expert\n")
+    assert RouteTrace.open(path).table.empty
+
+
+def test_rows_out_of_order_are_sorted(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    rows = [ROW, ROW.replace("0,1,5", "0,1,4"), ROW.replace("0,1,5", "0,0,9")]
+    path.write_text("\n".join([HEADER, *rows, ""]))
+    table = RouteTrace.from_csv(path).table
+    assert table["step"].tolist() == [9, 4, 5]
+
+
+def test_parts_of_a_trace(trace: RouteTrace) -> None:
+    decode = trace.select(phase="decode")
+    assert decode.table["phase"].unique().tolist() == ["decode"]
+    assert len(decode.table) + len(trace.select(phase="prefill").table) == len(trace.table)
+    assert trace.select(layers=[2]).table["layer"].unique().tolist() == [2]
+    assert trace.select(turns=[1]).table.empty
+    assert decode.entry_bytes == trace.entry_bytes
+
+
+def test_one_trace_after_another(trace: RouteTrace) -> None:
+    both = RouteTrace.concat([trace, trace])
+    pd.testing.assert_frame_equal(both.select(turns=[0]).table, trace.table)
+    assert both.table["turn"].unique().tolist() == [0, 1]
+    assert len(both.table) == 2 * len(trace.table)
+    with pytest.raises(TraceError, match="different models"):
+        RouteTrace.concat([trace, RouteTrace(n_layers=9)])
+    with pytest.raises(TraceError, match="no trace"):
+        RouteTrace.concat([])
