@@ -235,6 +235,20 @@ def test_interrupt_from_another_thread(model: Path) -> None:
         assert len(session.generate(TEXT, 3).tokens) == 3
 
 
+def test_closing_from_another_thread_ends_a_generation(model: Path) -> None:
+    session = Session(model)
+
+    def close_soon() -> None:
+        threading.Thread(target=session.close).start()
+        while not session._closing:
+            pass
+
+    at_block(session, 9, close_soon)
+    with pytest.raises(SessionError, match="closed in another thread"):
+        session.generate(TEXT, 50)
+    session.close()
+
+
 def test_a_stop_that_comes_too_late_stops_nothing(model: Path) -> None:
     with Session(model) as session:
         session.generate(TEXT, 2)

@@ -41,6 +41,8 @@ def command(
         raise typer.BadParameter(
             f"'{out}' ends in neither .csv nor .parquet", param_hint="-o / --out"
         )
+    if not out.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="-o / --out")
     from labkit.cli.console import stderr
     from labkit.runtime import Session
 

@@ -147,7 +147,7 @@ def all_memory(code: Literal["Q", "i", "f"]) -> memoryview[Any]:
     Element i lies at address i * itemsize. Nothing is touched until an element is read; that
     makes it the cheapest way from Python to a word at a known address (about 0.15 us).
     """
-    size = 1 << 47
+    size = 1 << 48  # all that a 64-bit process can address without asking for more
     return memoryview((ctypes.c_char * size).from_address(0)).cast("B").cast(code)
 
 

@@ -16,10 +16,9 @@ logger.addHandler(logging.NullHandler())
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUE = 5
 
-_recent: collections.deque[tuple[int, str]] = collections.deque(maxlen=64)
+_local = threading.local()
 _partial: dict[int, tuple[int, str]] = {}
 _keep_alive: list = []
-_highest = logging.CRITICAL
 
 
 def install(llama: ModuleType) -> None:
@@ -45,19 +44,19 @@ def _emit(level: int, line: str) -> None:
     if not line.strip():
         return
     if level >= logging.WARNING:
-        _recent.append((level, line.strip()))
-    logger.log(min(level, _highest), line)
+        _kept().append((level, line.strip()))
+    logger.log(min(level, getattr(_local, "highest", level)), line)
 
 
 def forget() -> None:
     """Drop what was kept, before a call whose failure is to be explained."""
-    _recent.clear()
+    _kept().clear()
 
 
 def reason() -> str:
     """The errors since `forget`, or the warnings if there were none, for an exception's message."""
     for least in (logging.ERROR, logging.WARNING):
-        if lines := [line for level, line in _recent if level >= least]:
+        if lines := [line for level, line in _kept() if level >= least]:
             return "; ".join(lines)
     return "llama.cpp gave no reason"
 
@@ -65,9 +64,15 @@ def reason() -> str:
 @contextlib.contextmanager
 def failure_expected() -> Iterator[None]:
     """Log at debug level what llama.cpp says in this block, where an aborted graph is the aim."""
-    global _highest
-    before, _highest = _highest, logging.DEBUG
+    _local.highest = logging.DEBUG
     try:
         yield
     finally:
-        _highest = before
+        del _local.highest
+
+
+def _kept() -> collections.deque[tuple[int, str]]:
+    """Recent warnings and errors (level, line) of this thread: two sessions do not mix."""
+    if not hasattr(_local, "recent"):
+        _local.recent = collections.deque(maxlen=64)
+    return _local.recent

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from labkit.errors import BudgetError, StreamingRefusedError
 
 PAGE = mmap.PAGESIZE
@@ -72,7 +74,7 @@ class FileWindow:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.mincore(ctypes.c_void_p(self._base), ctypes.c_size_t(self._length), pages) != 0:
             raise OSError(ctypes.get_errno(), "mincore failed")
-        return sum(byte & 1 for byte in pages.raw) * PAGE
+        return int((np.frombuffer(pages.raw, np.uint8) & 1).sum()) * PAGE
 
     def close(self) -> None:
         """Unmap. The caller has made sure that nothing computes from this memory any more."""

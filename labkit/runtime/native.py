@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from labkit.runtime import ggml, llama_log
 from labkit.runtime.hook import RouterHook
 
 _ABORTED = 2
+_locking_memory = threading.Lock()
 _NO_SLOT = 1
 
 
@@ -191,18 +193,20 @@ def populate_on_fault() -> Iterator[bool]:
     llama.cpp maps a model with MAP_POPULATE, which reads all of it, experts too. Under
     mlockall(MCL_FUTURE | MCL_ONFAULT) the kernel skips that and reads pages as they are touched.
     It takes CAP_IPC_LOCK or no limit on locked memory: with a small limit the mapping would fail.
+    It is a state of the process, and memory that was locked before is unlocked after.
     """
     if not may_lock_memory():
         yield False
         return
     future, on_fault = 2, 4
     libc = ctypes.CDLL(None, use_errno=True)
-    locked = libc.mlockall(future | on_fault) == 0
-    try:
-        yield locked
-    finally:
-        if locked:
-            libc.munlockall()
+    with _locking_memory:  # it holds for the whole process, so one at a time
+        locked = libc.mlockall(future | on_fault) == 0
+        try:
+            yield locked
+        finally:
+            if locked:
+                libc.munlockall()
 
 
 def may_lock_memory() -> bool:

@@ -55,7 +55,10 @@ class Session:
         map: the model's `GGUFMap`.
         trace: routing since opening or `reset`.
         prefill_steps: a `TokenStep` per token of the last prompt.
-        n_past: tokens in the context.
+        n_past: tokens in the context, of at most `n_ctx`.
+        cache_bytes: budget for expert weights, None in a resident run.
+        resident_expert_bytes: expert weights in memory as the kernel counts them.
+        reader_note: whether reads go past the page cache, and why.
 
     Raises:
         ModelFileError, StreamingRefusedError, BudgetError, LlamaError, SeamError, ReadError.
@@ -112,7 +115,7 @@ class Session:
         self.n_ctx = self._model.n_ctx
         self._tokenizer = Tokenizer(self._model, self.map.has_tokenizer)
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = self._closing = False
         self._interrupted = False
         self._logits_ready = False
         self._turn = -1
@@ -221,6 +224,7 @@ class Session:
                 "This session is inside a step of this very thread (a callback or a signal "
                 "handler calls close). Close it when the step is over."
             )
+        self._closing = True
         self.interrupt()
         with self._lock:
             if not self._closed:
@@ -311,6 +315,7 @@ class Session:
                 self.n_past = position
             else:
                 self._forget()
+                self._recorder.restart()
                 warnings.warn(
                     "This model keeps a recurrent state that cannot be cut back, so the "
                     "conversation up to here was forgotten.",
@@ -335,10 +340,18 @@ class Session:
             with InterruptGuard(self._abort):
                 try:
                     yield
+                except KeyboardInterrupt:
+                    self._check_stopped()
+                    raise
                 finally:
                     self._abort.clear()
-            if self._interrupted:
-                raise KeyboardInterrupt
+            self._check_stopped()
+
+    def _check_stopped(self) -> None:
+        if self._closing:
+            raise SessionError("This session was closed in another thread while it was at work.")
+        if self._interrupted:
+            raise KeyboardInterrupt
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:

@@ -87,6 +87,8 @@ class ExpertStreamSource:
             except BaseException:
                 for entry in lookup.misses:
                     self.policy.discard(entry)
+                for entry in lookup.misses:
+                    self._release(*entry)
                 raise
         read_s = time.perf_counter() - read_begin if lookup.misses else 0.0
         return Fetch(

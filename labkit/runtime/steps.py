@@ -60,8 +60,8 @@ class Generation:
         prefill_s, decode_s: wall time of prefill, and of all decode steps with sampling.
         prefill_read_bytes: bytes read during prefill.
         hits, misses: lookups of prefill and decode together.
-        logits_sha256: over the float32 logits of the last prompt token and of every decode step,
-            None unless asked for.
+        logits_sha256: over the float32 logits that were computed, in order: of the last prompt
+            token (of all with `all_logits`) and of every decode step. None unless asked for.
     """
 
     text: str = ""

@@ -57,7 +57,7 @@ def trial_load(gguf: GGUFMap, *, n_ctx: int = 64, n_ubatch: int = 64) -> None:
     arguments = [str(gguf.paths[0]), str(n_ctx), str(n_ubatch), str(int(gguf.has_tokenizer))]
     try:
         child = subprocess.run(
-            [sys.executable, "-c", _CHILD, *arguments],
+            [sys.executable, "-P", "-c", _CHILD, *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_WAIT_S,
@@ -66,6 +66,8 @@ def trial_load(gguf: GGUFMap, *, n_ctx: int = 64, n_ubatch: int = 64) -> None:
     except (subprocess.TimeoutExpired, OSError):  # no answer, or no Python to ask
         return
     if not child.stdout.endswith(b"survived"):
+        if child.returncode > 0:  # it never got as far as llama.cpp's assertions
+            return
         raise ModelFileError(
             f"{gguf.paths[0]}: llama.cpp would end this process on the model: {_why(child)}."
             " Its metadata contradict each other or do not suit its architecture; convert the model"
