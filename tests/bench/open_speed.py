@@ -67,7 +67,9 @@ def document() -> GGUFDoc:
         Key("tokenizer.ggml.token_type", ARRAY, [1] * N_VOCAB, INT32),
         Key("tokenizer.ggml.merges", ARRAY, [f"a{i:x} b" for i in range(N_VOCAB)], STRING),
     ]
-    tensors = [("token_embd.weight", (D_MODEL, N_VOCAB), Q4_0)]
+    tensors: list[tuple[str, tuple[int, ...], int]] = [
+        ("token_embd.weight", (D_MODEL, N_VOCAB), Q4_0)
+    ]
     for il in range(N_LAYERS):
         for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
             tensors.append((f"blk.{il}.{name}.weight", (D_MODEL, D_MODEL), Q4_0))
