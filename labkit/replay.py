@@ -218,6 +218,11 @@ def lru_curve(trace: RouteTrace | Demand) -> pd.DataFrame:
     )
 
 
+def budget_grid(asked: Demand, n: int = 16) -> list[float]:
+    """`n` evenly spaced budgets in MiB, the last of which holds all entries that are asked for."""
+    return [asked.used_bytes * part / n / MIB for part in range(1, n + 1)]
+
+
 class _Names(dict[Entry, Entry]):
     """One tuple per entry, however often it is named: a long trace holds references only."""
 

@@ -45,11 +45,11 @@ def command(
     names = _names(policies)
     from labkit.cli.console import emit_json, stderr, stdout
     from labkit.errors import TraceError
-    from labkit.replay import demand, replay
+    from labkit.replay import budget_grid, demand, replay
     from labkit.trace import RouteTrace
 
     asked = demand(RouteTrace.open(trace), entry_bytes=entry_bytes, ubatch=ubatch)
-    table = replay(asked, wanted or _spread(asked), names, seed=seed)
+    table = replay(asked, wanted or budget_grid(asked, 10), names, seed=seed)
     if csv:
         try:
             table.to_csv(csv, index=False, lineterminator="\n", float_format="%.3f")
@@ -82,11 +82,6 @@ def _names(text: str | None) -> list[str]:
                 param_hint="--policies",
             )
     return names
-
-
-def _spread(asked: Demand) -> list[float]:
-    """Ten budgets up to what the trace uses in all."""
-    return [round(asked.used_bytes * part / 10 / 2**20, 3) for part in range(1, 11)]
 
 
 def _text(table: pd.DataFrame, asked: Demand):

@@ -1,0 +1,237 @@
+"""Charts of a cache of experts: what a budget buys, what more would, and where the misses are."""
+
+from __future__ import annotations
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from labkit.charts.theme import CATEGORICAL, FAINT_INK, INK, title
+
+_WIDTH = 560
+
+
+def hit_rate_curves(curve: pd.DataFrame, cycle_mib: float, tokens: int) -> alt.VConcatChart:
+    """Draw hit rate and bytes read per token against the budget, with a slider that reads them off.
+
+    `curve` is a table of `labkit.replay.replay` at evenly spaced budgets, `cycle_mib` the token
+    cycle, `tokens` how many tokens the trace has, prompts included.
+    """
+    curve = curve.assign(token_mib=curve["read_mib"] / max(tokens, 1))
+    budgets = np.sort(curve["budget_mib"].unique())
+    middle = float(budgets[len(budgets) // 3])
+    step = float(np.diff(budgets).min()) if len(budgets) > 1 else max(middle, 1.0)
+    slider = alt.param(
+        name="budget",
+        value=middle,
+        bind=alt.binding_range(
+            min=float(budgets[0]), max=float(budgets[-1]), step=step, name="budget (MiB) "
+        ),
+    )
+    near = f"abs(datum.budget_mib - budget) <= {step * 0.5001!r}"
+    detail = (
+        f"Dashed line: the token cycle of {cycle_mib:,.1f} MiB, what one token needs in all "
+        "layers. belady is the optimum, which knows the future. Move the slider to read off."
+    )
+    panels = [
+        _curve(curve, "hit_pct", "lookups that hit (%)", ".1f", near, cycle_mib),
+        _curve(curve, "token_mib", "MiB read per token", ".2f", near, cycle_mib),
+    ]
+    return (
+        alt.vconcat(*panels, spacing=14)
+        .add_params(slider)
+        .properties(title=_title(_what_a_budget_buys(curve, middle), detail))
+    )
+
+
+def marginal_value(
+    curve: pd.DataFrame, tokens: int, policy: str = "lru"
+) -> alt.LayerChart | alt.FacetChart:
+    """Draw what each further step of budget saves per token, under `policy` and the optimum.
+
+    `curve` and `tokens` as in `hit_rate_curves`; it must hold `policy` and "belady".
+    """
+    parts = []
+    for name in (policy, "belady"):
+        rows = curve[curve["policy"] == name].sort_values("budget_mib")
+        saved = -rows["read_mib"].diff() / max(tokens, 1)
+        more = rows["budget_mib"].diff()
+        parts.append(
+            pd.DataFrame(
+                {
+                    "budget_mib": rows["budget_mib"] - more / 2,
+                    "policy": name,
+                    "saved_kib": 1024 * saved / more,
+                }
+            ).iloc[1:]
+        )
+    table = pd.concat(parts, ignore_index=True)
+    own = table[table["policy"] == policy]
+    best = own.loc[own["saved_kib"].idxmax()]
+    last = own.iloc[-1]
+    finding = (
+        f"Under {policy} the best next MiB is at {best['budget_mib']:,.1f} MiB: it saves "
+        f"{best['saved_kib']:.0f} KiB of reads per token; at {last['budget_mib']:,.1f} MiB it "
+        f"saves {last['saved_kib']:.0f}"
+    )
+    base = alt.Chart(table, width=_WIDTH, height=190).encode(
+        x=alt.X("budget_mib:Q", title="budget (MiB)"),
+        y=alt.Y("saved_kib:Q", title="KiB saved per token by 1 MiB more"),
+        color=_policies(table),
+        tooltip=["policy", _figure("budget_mib", ",.1f"), _figure("saved_kib", ".1f")],
+    )
+    lines = base.mark_line(interpolate="step")
+    detail = "How much less is read per token, for each MiB by which the budget grows there."
+    return alt.layer(lines, base.mark_point(filled=True, size=28)).properties(
+        title=_title(finding, detail)
+    )
+
+
+def misses_by_layer(batches: pd.DataFrame, budget_mib: float, policy: str) -> alt.Chart:
+    """Draw the bytes read in each layer, for the prompts and for the generated tokens.
+
+    `batches` is a table of `labkit.replay.replay_batches`.
+    """
+    table = batches.groupby(["layer", "phase"], as_index=False)[["misses", "read_bytes"]].sum()
+    table["read_mib"] = table["read_bytes"] / 2**20
+    by_layer = table.groupby("layer")["read_mib"].sum()
+    total = table["read_mib"].sum()
+    prompt = table.loc[table["phase"] == "prefill", "read_mib"].sum()
+    finding = (
+        f"Layer {by_layer.idxmax()} reads most: {100 * by_layer.max() / total:.0f} % of all bytes "
+        f"(an even share: {100 / len(by_layer):.0f} %); the prompts cause "
+        f"{100 * prompt / total:.0f} %"
+        if total
+        else "Nothing had to be read"
+    )
+    detail = f"Policy {policy} with {budget_mib:,.1f} MiB."
+    return (
+        alt.Chart(table.drop(columns="read_bytes"), width=_WIDTH, height=190)
+        .mark_bar()
+        .encode(
+            x=alt.X("layer:O", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
+            y=alt.Y("read_mib:Q", title="MiB read"),
+            color=alt.Color(
+                "phase:N", scale=alt.Scale(domain=["decode", "prefill"], range=CATEGORICAL[:2])
+            ),
+            tooltip=["layer", "phase", "misses", _figure("read_mib", ".1f")],
+        )
+        .properties(title=_title(finding, detail))
+    )
+
+
+def predicted_and_live(curve: pd.DataFrame, live: pd.DataFrame) -> alt.LayerChart | alt.FacetChart:
+    """Draw what a replay predicts for the run itself, and what the live cache then did.
+
+    `curve` is a table of `labkit.replay.replay`; `live` has columns budget_mib, policy, hit_pct
+    (measured) and predicted_pct.
+    """
+    off = float((live["hit_pct"] - live["predicted_pct"]).abs().max())
+    finding = (
+        "The live cache does exactly what the replay predicts"
+        if off < 0.005
+        else f"The live cache differs from the replay by {off:.2f} points at most"
+    )
+    detail = "Lines: replay of one recorded run. Circles: the same run again, live, at each budget."
+    lines = (
+        alt.Chart(curve[curve["policy"].isin(live["policy"])], width=_WIDTH, height=220)
+        .mark_line()
+        .encode(
+            x=alt.X("budget_mib:Q", title="budget (MiB)"),
+            y=alt.Y("hit_pct:Q", title="lookups that hit (%)", scale=alt.Scale(domain=[0, 100])),
+            color=_policies(live),
+        )
+    )
+    points = (
+        alt.Chart(live)
+        .mark_point(size=110, strokeWidth=2.2, filled=False)
+        .encode(
+            x="budget_mib:Q",
+            y="hit_pct:Q",
+            color=_policies(live),
+            tooltip=[
+                "policy",
+                _figure("budget_mib", ",.2f"),
+                _figure("hit_pct", ".2f"),
+                _figure("predicted_pct", ".2f"),
+            ],
+        )
+    )
+    return alt.layer(lines, points).properties(title=_title(finding, detail))
+
+
+def _curve(
+    curve: pd.DataFrame, column: str, name: str, form: str, near: str, cycle_mib: float
+) -> alt.LayerChart | alt.FacetChart:
+    top = 100.0 if column.endswith("_pct") else float(curve[column].max()) or 1.0
+    y = alt.Y(f"{column}:Q", title=name, scale=alt.Scale(domain=[0, top], nice=False))
+    base = alt.Chart(curve, width=_WIDTH, height=210).encode(
+        x=alt.X("budget_mib:Q", title="budget (MiB)", scale=alt.Scale(nice=False)),
+        y=y,
+        color=_policies(curve),
+        tooltip=["policy", _figure("budget_mib", ",.1f"), _figure(column, form)],
+    )
+    lines = base.mark_line().encode(
+        strokeDash=alt.condition("datum.policy == 'belady'", alt.value([6, 3]), alt.value([1, 0])),
+        detail="policy:N",
+    )
+    picked = base.transform_filter(near)
+    points = picked.mark_point(filled=True, size=55, opacity=1)
+    marker = (
+        alt.Chart(curve[["budget_mib"]].drop_duplicates())
+        .transform_filter(near)
+        .mark_rule(color=FAINT_INK, strokeWidth=1)
+        .encode(x="budget_mib:Q")
+    )
+    figures = _read_off(curve, column, form, near, y, top)
+    cliff = (
+        alt.Chart(pd.DataFrame({"budget_mib": [cycle_mib]}))
+        .mark_rule(strokeDash=[3, 4], color=FAINT_INK, strokeWidth=1.5)
+        .encode(x="budget_mib:Q")
+    )
+    return alt.layer(cliff, marker, lines, points, figures)
+
+
+def _read_off(
+    curve: pd.DataFrame, column: str, form: str, near: str, y: alt.Y, top: float
+) -> alt.Chart:
+    """The figures at the slider's budget, one policy a line, beside the right edge."""
+    line = {name: top * (0.96 - 0.105 * i) for i, name in enumerate(dict.fromkeys(curve["policy"]))}
+    table = curve.assign(shown=curve[column])
+    table[column] = table["policy"].map(line)
+    return (
+        alt.Chart(table)
+        .transform_filter(near)
+        .transform_calculate(text=f"datum.policy + '  ' + format(datum.shown, '{form}')")
+        .mark_text(align="left", dx=10, fontSize=11.5)
+        .encode(x=alt.value(_WIDTH), y=y, text="text:N", color=_policies(curve))
+    )
+
+
+def _policies(table: pd.DataFrame) -> alt.Color:
+    """One colour per policy, the optimum in ink."""
+    names = list(dict.fromkeys(table["policy"]))
+    colours = iter(CATEGORICAL * 3)
+    palette = [INK if name == "belady" else next(colours) for name in names]
+    return alt.Color("policy:N", sort=names, scale=alt.Scale(domain=names, range=palette))
+
+
+def _title(finding: str, detail: str) -> alt.TitleParams:
+    """A title whose lines do not break before a percent sign."""
+    return title(finding.replace(" %", "\u00a0%"), detail, width_px=_WIDTH + 90)
+
+
+def _figure(column: str, form: str) -> alt.Tooltip:
+    return alt.Tooltip(f"{column}:Q", format=form)
+
+
+def _what_a_budget_buys(curve: pd.DataFrame, budget_mib: float) -> str:
+    at = curve[np.isclose(curve["budget_mib"], budget_mib)].set_index("policy")["hit_pct"]
+    online = at.drop("belady", errors="ignore")
+    best = str(online.idxmax())
+    text = f"{budget_mib:,.1f} MiB buy {online[best]:.0f} % hits with {best}, the best policy there"
+    if "lru" in online and best != "lru":
+        text += f", and {online['lru']:.0f} % with lru"
+    if "belady" in at:
+        text += f"; the optimum would find {at['belady']:.0f} %"
+    return text

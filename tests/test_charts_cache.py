@@ -1,0 +1,78 @@
+"""Charts of a cache: their titles say what the tables hold, and they are drawn."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from labkit import charts
+from labkit.charts import cache
+
+
+@pytest.fixture
+def curve() -> pd.DataFrame:
+    rows = [
+        (10.0, "lru", 0.0, 100.0), (10.0, "lfu", 20.0, 80.0), (10.0, "belady", 40.0, 60.0),
+        (20.0, "lru", 50.0, 50.0), (20.0, "lfu", 45.0, 55.0), (20.0, "belady", 70.0, 30.0),
+        (30.0, "lru", 60.0, 40.0), (30.0, "lfu", 60.0, 40.0), (30.0, "belady", 80.0, 20.0),
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=["budget_mib", "policy", "hit_pct", "read_mib"])
+
+
+def words(chart) -> str:
+    assert charts.png(chart.to_dict())[:4] == b"\x89PNG"
+    return charts.finding(chart).replace("\u00a0", " ")
+
+
+def test_what_a_budget_buys(curve: pd.DataFrame) -> None:
+    chart = cache.hit_rate_curves(curve, 12.0, tokens=10)
+    assert words(chart) == (
+        "20.0 MiB buy 50 % hits with lru, the best policy there; the optimum would find 70 %"
+    )
+    (slider,) = chart.to_dict()["params"]
+    assert (slider["value"], slider["bind"]["min"], slider["bind"]["max"]) == (20, 10, 30)
+    assert slider["bind"]["step"] == 10
+
+
+def test_the_title_names_lru_beside_a_better_policy(curve: pd.DataFrame) -> None:
+    curve.loc[curve["policy"] == "lfu", "hit_pct"] = 55.0
+    assert "55 % hits with lfu, the best policy there, and 50 % with lru" in words(
+        cache.hit_rate_curves(curve, 12.0, tokens=10)
+    )
+
+
+def test_one_budget_is_a_chart_too(curve: pd.DataFrame) -> None:
+    assert "10.0 MiB" in words(cache.hit_rate_curves(curve[curve["budget_mib"] == 10], 12.0, 10))
+
+
+def test_what_the_next_mib_is_worth(curve: pd.DataFrame) -> None:
+    # From 10 to 20 MiB lru reads 50 MiB less over 10 tokens: 0.5 MiB per token and MiB; then 0.1.
+    assert words(cache.marginal_value(curve, tokens=10)) == (
+        "Under lru the best next MiB is at 15.0 MiB: it saves 512 KiB of reads per token; at "
+        "25.0 MiB it saves 102"
+    )
+
+
+def test_where_the_misses_are() -> None:
+    batches = pd.DataFrame(
+        {
+            "layer": [1, 1, 2, 2],
+            "phase": ["prefill", "decode", "prefill", "decode"],
+            "misses": [1, 2, 1, 0],
+            "read_bytes": [2**20, 2**21, 2**20, 0],
+        }
+    )
+    assert words(cache.misses_by_layer(batches, 8.0, "lru")) == (
+        "Layer 1 reads most: 75 % of all bytes (an even share: 50 %); the prompts cause 50 %"
+    )
+    batches["read_bytes"] = 0
+    assert words(cache.misses_by_layer(batches, 8.0, "lru")) == "Nothing had to be read"
+
+
+def test_prediction_and_run(curve: pd.DataFrame) -> None:
+    live = pd.DataFrame(
+        {"budget_mib": [20.0], "policy": ["lru"], "hit_pct": [50.0], "predicted_pct": [50.0]}
+    )
+    assert "exactly" in words(cache.predicted_and_live(curve, live))
+    live["hit_pct"] = 51.5
+    assert "by 1.50 points" in words(cache.predicted_and_live(curve, live))
