@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from labkit.policy.base import Cache, Entry
 
-_AGE_BITS = 48
+_CLOCK = 2**48 - 1  # the low bits of a rank: when the entry was used last
 
 
 class LFU(Cache):
@@ -26,7 +26,7 @@ class LFU(Cache):
         rank, clock = self._rank, self._clock
         for entry in entries:
             clock += 1
-            rank[entry] = (((rank.get(entry, 0) >> _AGE_BITS) + 1) << _AGE_BITS) | clock
+            rank[entry] = (rank.get(entry, 0) | _CLOCK) + 1 + clock  # one use more, and now
         self._clock = clock
 
     _use = _count

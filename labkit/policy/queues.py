@@ -54,15 +54,18 @@ class S3FIFO(Cache):
                 if len(self._ghosts) > len(self._sizes):
                     self._ghosts.popitem(last=False)
                 return entry
+            entry, uses = self._main.popitem(last=False)
+            if entry not in kept:
+                if not uses:
+                    return entry
+                self._main[entry] = uses - 1
+                continue
+            self._main[entry] = uses
             if all(entry in kept for entry in self._main):
                 # Only the small queue holds something that may go.
                 entry = next(entry for entry in self._small if entry not in kept)
                 self._forget(entry)
                 return entry
-            entry, uses = self._main.popitem(last=False)
-            if not uses and entry not in kept:
-                return entry
-            self._main[entry] = max(uses - 1, 0)
 
     def _forget(self, entry: Entry) -> None:
         if entry in self._small:
