@@ -31,6 +31,8 @@ def command(
         from rich.text import Text
 
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        for _ in range(3):
+            table.add_column(overflow="fold")  # a path is shown whole
         for check in checks:
             text = check.found + (f"\n→ {check.advice}" if check.advice else "")
             verdict = Text(check.verdict, style=_STYLE[check.verdict])
