@@ -9,6 +9,7 @@ import pytest
 
 from labkit.policy import (
     LFU,
+    LRFU,
     ONLINE,
     S3FIFO,
     Belady,
@@ -123,6 +124,23 @@ def test_lfu_drops_the_rarest_and_among_equals_the_oldest() -> None:
     # 2 comes back with two uses: 3 and 4 have one each, and 3 is older.
     assert cache.request(0, [2], 10).evicted == [(0, 3)]
     assert cache.request(0, [5], 10).evicted == [(0, 4)]
+
+
+def test_lrfu_forgets_what_was_used_often_long_ago() -> None:
+    cache = LRFU(30, half_life=2)
+    for expert in (1, 1, 1, 2, 2, 3):
+        cache.request(0, [expert], 10)
+    # In halvings of two batches each: 1 is worth 2**0.5 + 2 + 2**1.5 = 6.2, 2 is worth 4 + 2**2.5
+    # = 9.7, and 3 is worth 2**3 = 8; plain LFU would drop 3.
+    assert cache.request(0, [4], 10).evicted == [(0, 1)]
+
+
+def test_lrfu_goes_on_for_ever() -> None:
+    cache = LRFU(20, half_life=0.01)
+    for _ in range(300):  # 30,000 doublings, which no float could hold
+        cache.request(0, [1], 10)
+        cache.request(0, [2], 10)
+    assert cache.request(0, [3], 10).evicted == [(0, 1)]
 
 
 def test_a_scan_does_not_flush_what_was_used_twice() -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from labkit.policy.base import Cache, CachePolicy, Entry, Lookup
-from labkit.policy.frequency import LFU, Belady, next_uses
+from labkit.policy.frequency import LFU, LRFU, Belady, next_uses
 from labkit.policy.partition import Partition
 from labkit.policy.queues import S3FIFO, Random
 from labkit.policy.recency import LRU, SegmentedLRU
 
 __all__ = [
     "LFU",
+    "LRFU",
     "LRU",
     "ONLINE",
     "POLICIES",
@@ -32,7 +33,7 @@ __all__ = [
     "next_uses",
 ]
 
-_PLAIN = {"lru": LRU, "lfu": LFU, "slru": SegmentedLRU, "s3-fifo": S3FIFO}
+_PLAIN = {"lru": LRU, "lfu": LFU, "lrfu": LRFU, "slru": SegmentedLRU, "s3-fifo": S3FIFO}
 _BY_LAYER = {"layer-lru": LRU, "layer-lfu": LFU}
 
 ONLINE = (*_PLAIN, *_BY_LAYER, "random")
