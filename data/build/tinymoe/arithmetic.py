@@ -3,7 +3,7 @@
 Sums and differences of numbers from 0 to 99 (differences are not negative) and the products of
 the times table up to 12. One digit is one token (the ``qwen2`` pre-tokenizer splits them). A
 tenth of the sums and differences never appears in training, and neither does the same sum with
-its terms swapped. The times table is learned by heart, so it has no held-out part.
+its terms swapped. The times table can only be learned by heart, so it has no held-out part.
 
 Sums come plain, ``27+15=42``, or worked, ``27+15:7+5=12,2+1+1=4=42``: ones, tens with the carry,
 result; ``42-15:12-5=7,4-1-1=2=27`` borrows. A model of this size did not learn plain sums in the
