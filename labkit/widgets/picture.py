@@ -22,8 +22,6 @@ _LINES = 9
 _LINE_PX = 22
 _COLUMN_PX = 8.1
 _WIDTH_PX = int(_COLUMNS * _COLUMN_PX)
-#: A picture drops spaces at the ends of a text mark, unless they are of the unbreakable kind.
-_SPACE = "\u00a0"
 _MONOSPACE = "DejaVu Sans Mono, Menlo, Consolas, monospace"
 
 
@@ -49,7 +47,8 @@ def run_picture(steps: Sequence[TokenStep], shape: Shape) -> dict[str, Any]:
     detail = "The prompt is grey."
     bits = words["entropy_bits"].to_numpy()
     if np.isfinite(bits).any():
-        low, high = np.nanmin(bits), np.nanmax(bits)
+        low, high = np.nanquantile(bits, (0.04, 0.96))  # odd tokens must not wash out the rest
+        words["entropy_bits"] = np.clip(bits, low, high)
         detail = (
             f"Text coloured by the entropy of its routing, {low:.2f} bits (pale) to {high:.2f} "
             "bits (dark: less decided). The prompt is grey."
@@ -61,7 +60,7 @@ def run_picture(steps: Sequence[TokenStep], shape: Shape) -> dict[str, Any]:
 def _text_chart(table: pd.DataFrame, title: alt.TitleParams) -> alt.LayerChart | alt.FacetChart:
     if table.empty:
         table = pd.DataFrame({"x": [0.0], "x2": [0.0], "y": [0], "y2": [1], "text": [""]})
-        table = table.assign(entropy_bits=0.0, prompt=False)
+        table = table.assign(text_x=0.0, entropy_bits=0.0, prompt=False)
     x_scale = alt.Scale(domain=[0, _COLUMNS], nice=False)
     lines = int(table["y"].to_numpy().max()) + 1
     y_scale = alt.Scale(domain=[0, lines], reverse=True, nice=False)
@@ -77,7 +76,7 @@ def _text_chart(table: pd.DataFrame, title: alt.TitleParams) -> alt.LayerChart |
     letters = base.mark_text(
         align="left", baseline="middle", font=_MONOSPACE, fontSize=13, dx=1, dy=_LINE_PX / 2
     ).encode(
-        x=alt.X("x:Q", scale=x_scale, axis=None),
+        x=alt.X("text_x:Q", scale=x_scale, axis=None),
         y=alt.Y("y:Q", scale=y_scale, axis=None),
         text="text:N",
         color=alt.condition("datum.prompt", alt.value(charts.FAINT_INK), alt.value(charts.INK)),
@@ -153,6 +152,8 @@ def _placed(steps: Sequence[TokenStep]) -> pd.DataFrame:
             {
                 "x": row["x"],
                 "x2": row["x2"],
+                # Vega drops spaces at the start of a text, so the text starts after them
+                "text_x": row["x"] + len(row["text"]) - len(row["text"].lstrip()),
                 "y": row["y"] - first,
                 "y2": row["y"] - first + 0.92,
                 "text": row["text"],
@@ -168,7 +169,7 @@ def _placed(steps: Sequence[TokenStep]) -> pd.DataFrame:
 def _pieces(text: str, before: list[dict]) -> Iterator[tuple[int, int, int, str]]:
     """Cut a token's text at line ends and at the right edge: (column, line, width, piece)."""
     x, line = (before[-1]["x2"], before[-1]["y"]) if before else (0, 0)
-    for number, part in enumerate(text.replace("\t", "    ").replace(" ", _SPACE).split("\n")):
+    for number, part in enumerate(text.replace("\t", "    ").split("\n")):
         if number:
             x, line = 0, line + 1
         width = sum(_width(character) for character in part)
