@@ -2,54 +2,47 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from labkit.cli.options import parse_prompt
+from labkit.cli import options
 
 if TYPE_CHECKING:
     from labkit.runtime import Generation, Session
 
 
 def command(
-    model: Annotated[
-        Path, typer.Argument(help="A GGUF file, any shard of a split model, or their directory.")
-    ],
-    prompt: Annotated[
-        str | None, typer.Option("-p", "--prompt", help="The text to go on from.")
-    ] = None,
-    tokens: Annotated[
-        str | None, typer.Option(metavar="1,2,3", help="Token ids instead of a text.")
-    ] = None,
-    n: Annotated[int, typer.Option("-n", min=1, help="How many tokens to generate.")] = 64,
-    cache_mib: Annotated[
-        float | None,
-        typer.Option(min=0, help="Budget for expert weights in MiB; 0 reads every expert anew."),
-    ] = None,
-    resident: Annotated[
-        bool, typer.Option("--resident", help="No streaming: llama.cpp's own memory map.")
-    ] = False,
-    lanes: Annotated[int, typer.Option(min=1, max=64, help="Reads under way at once.")] = 4,
-    direct_io: Annotated[
-        bool | None, typer.Option(help="Past the page cache; by default where it can be.")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, max=512, help="Compute threads.")] = None,
-    n_ctx: Annotated[int | None, typer.Option(min=1, help="Tokens of context.")] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    model: options.ModelPath,
+    prompt: options.Prompt = None,
+    tokens: options.TokenIds = None,
+    n: options.Count = 64,
+    cache_mib: options.CacheMib = None,
+    resident: options.Resident = False,
+    lanes: options.Lanes = 4,
+    direct_io: options.DirectIO = None,
+    threads: options.Threads = None,
+    n_ctx: options.ContextLength = None,
+    temperature: options.Temperature = 0.0,
+    seed: options.Seed = 0,
     json: Annotated[bool, typer.Option("--json", help="Plain JSON with all figures.")] = False,
 ) -> None:
     """Generate text with a MoE model inside a memory budget, and show what it cost."""
-    wanted = parse_prompt(prompt, tokens)
+    wanted = options.parse_prompt(prompt, tokens)
     from labkit.cli.console import emit_json, stderr
     from labkit.runtime import Session
 
-    options: dict[str, Any] = {"threads": threads, "n_ctx": n_ctx}
-    options |= {"temperature": temperature, "seed": seed, "resident": resident}
-    options |= {"cache_mib": cache_mib, "lanes": lanes, "direct_io": direct_io}
-    with Session(model, **options) as session:
+    with Session(
+        model,
+        resident=resident,
+        cache_mib=cache_mib,
+        lanes=lanes,
+        direct_io=direct_io,
+        threads=threads,
+        n_ctx=n_ctx,
+        temperature=temperature,
+        seed=seed,
+    ) as session:
         result = session.generate(wanted, n, hash_logits=True)
         figures = _figures(session, result)
     if json:

@@ -1,8 +1,35 @@
-"""Options that several commands read the same way."""
+"""Options that several commands share, and how they are read."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
+
+ModelPath = Annotated[
+    Path, typer.Argument(help="A GGUF file, any shard of a split model, or their directory.")
+]
+Prompt = Annotated[str | None, typer.Option("-p", "--prompt", help="The text to go on from.")]
+TokenIds = Annotated[
+    str | None, typer.Option("--tokens", metavar="1,2,3", help="Token ids instead of a text.")
+]
+Count = Annotated[int, typer.Option("-n", min=1, help="How many tokens to generate.")]
+CacheMib = Annotated[
+    float | None,
+    typer.Option(min=0, help="Budget for expert weights in MiB; 0 reads every expert anew."),
+]
+Resident = Annotated[
+    bool, typer.Option("--resident", help="No streaming: llama.cpp's own memory map.")
+]
+Lanes = Annotated[int, typer.Option(min=1, max=64, help="Reads under way at once.")]
+DirectIO = Annotated[
+    bool | None, typer.Option(help="Past the page cache; by default where it can be.")
+]
+Threads = Annotated[int | None, typer.Option(min=1, max=512, help="Compute threads.")]
+ContextLength = Annotated[int | None, typer.Option(min=1, help="Tokens of context.")]
+Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of the sampling.")]
 
 
 def parse_prompt(prompt: str | None, tokens: str | None) -> str | list[int]:

@@ -7,36 +7,26 @@ from typing import Annotated
 
 import typer
 
-from labkit.cli.options import parse_prompt
+from labkit.cli import options
 
 
 def command(
-    model: Annotated[
-        Path, typer.Argument(help="A GGUF file, any shard of a split model, or their directory.")
-    ],
+    model: options.ModelPath,
     out: Annotated[
         Path,
         typer.Option("-o", "--out", help="FILE.csv (route_trace v1) or FILE.parquet."),
     ],
-    prompt: Annotated[
-        str | None, typer.Option("-p", "--prompt", help="The text to go on from.")
-    ] = None,
-    tokens: Annotated[
-        str | None, typer.Option(metavar="1,2,3", help="Token ids instead of a text.")
-    ] = None,
-    n: Annotated[int, typer.Option("-n", min=1, help="How many tokens to generate.")] = 64,
-    cache_mib: Annotated[
-        float | None,
-        typer.Option(min=0, help="Budget for expert weights in MiB; 0 reads every expert anew."),
-    ] = None,
-    resident: Annotated[
-        bool, typer.Option("--resident", help="No streaming: every expert counts as resident.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
-    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    prompt: options.Prompt = None,
+    tokens: options.TokenIds = None,
+    n: options.Count = 64,
+    cache_mib: options.CacheMib = None,
+    resident: options.Resident = False,
+    n_ctx: options.ContextLength = None,
+    temperature: options.Temperature = 0.0,
+    seed: options.Seed = 0,
 ) -> None:
     """Save the routing of a run: one row per token, layer and chosen expert."""
-    wanted = parse_prompt(prompt, tokens)
+    wanted = options.parse_prompt(prompt, tokens)
     if out.suffix not in (".csv", ".parquet"):
         raise typer.BadParameter(
             f"'{out}' ends in neither .csv nor .parquet", param_hint="-o / --out"
@@ -47,7 +37,12 @@ def command(
     from labkit.runtime import Session
 
     with Session(
-        model, resident=resident, cache_mib=cache_mib, seed=seed, temperature=temperature
+        model,
+        resident=resident,
+        cache_mib=cache_mib,
+        n_ctx=n_ctx,
+        temperature=temperature,
+        seed=seed,
     ) as session:
         session.generate(wanted, n)
         trace = session.trace

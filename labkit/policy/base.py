@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -42,7 +43,7 @@ class CachePolicy(Protocol):
     def __contains__(self, entry: Entry) -> bool: ...
 
 
-class Cache:
+class Cache(ABC):
     """A cache with everything but an opinion on what goes first.
 
     A subclass says what a use means (`_use`), what a new entry means (`_add`) and which entry goes
@@ -116,18 +117,18 @@ class Cache:
     def _begin(self, wanted: Sequence[Entry]) -> None:
         """A batch asks for `wanted`; called before anything else happens."""
 
+    @abstractmethod
     def _use(self, entries: list[Entry]) -> None:
         """Entries of the batch that were resident."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _add(self, entries: list[Entry]) -> None:
         """Entries of the batch that were not resident and now are."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _victim(self, kept: Collection[Entry]) -> Entry:
         """The entry to drop next; it exists, and is taken out of the policy's own order."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _forget(self, entry: Entry) -> None:
         """Take an entry, whose size is still known, out of the policy's own order."""
-        raise NotImplementedError
