@@ -114,7 +114,7 @@ class Cache(ABC):
         self.resident_bytes = resident
         return evicted
 
-    def _begin(self, wanted: Sequence[Entry]) -> None:
+    def _begin(self, wanted: Sequence[Entry]) -> None:  # noqa: B027 - most need not know
         """A batch asks for `wanted`; called before anything else happens."""
 
     @abstractmethod
