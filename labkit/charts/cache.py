@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import altair as alt
 import numpy as np
 import pandas as pd
 
 from labkit.charts.theme import CATEGORICAL, FAINT_INK, INK, title
 
+#: Wine and teal, for more policies than the categorical palette has colours.
+_MORE_COLOURS = ["#882255", "#44AA99"]
 _WIDTH = 560
 
 
@@ -211,7 +215,7 @@ def _read_off(
 def _policies(table: pd.DataFrame) -> alt.Color:
     """One colour per policy, the optimum in ink."""
     names = list(dict.fromkeys(table["policy"]))
-    colours = iter(CATEGORICAL * 3)
+    colours = itertools.cycle([*CATEGORICAL, *_MORE_COLOURS])
     palette = [INK if name == "belady" else next(colours) for name in names]
     return alt.Color("policy:N", sort=names, scale=alt.Scale(domain=names, range=palette))
 
