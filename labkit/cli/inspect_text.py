@@ -54,7 +54,8 @@ def describe(gguf: GGUFMap) -> Iterator[RenderableType]:
     if refusal:
         yield f"[yellow]Not streamable:[/] {escape(refusal)}"
     else:
-        yield f"Streamable. Try: labkit generate {escape(str(gguf.paths[0]))} -p 'In the beginning'"
+        prompt = "-p 'In the beginning'" if gguf.has_tokenizer else "--tokens 1,2,3"
+        yield f"Streamable. Try: labkit generate {escape(str(gguf.paths[0]))} {prompt}"
 
 
 def expert_table(gguf: GGUFMap, slices: list[ExpertSlice]) -> Table:
@@ -131,7 +132,7 @@ def _moe_facts(gguf: GGUFMap) -> list[tuple[str, str]]:
         (
             "token cycle",
             f"{size(gguf.token_cycle_bytes)}: experts that one token uses in all layers;"
-            " a smaller expert cache hits nothing",
+            " an LRU cache smaller than that hits next to nothing",
         ),
         ("bytes per token", f"{size(token)} of weights, {token / gguf.nbytes:.1%} of the model"),
     ]

@@ -33,7 +33,10 @@ class Tokenizer:
             SessionError: the model has no tokenizer, or the text is none or far too long.
         """
         if not self.available:
-            raise SessionError("This model has no tokenizer. Give a list of token ids instead.")
+            raise SessionError(
+                "This model has no tokenizer, so it cannot read a text. Give token ids: a list in "
+                "Python, --tokens 1,2,3 on the command line. Notebooks 02 and later need a text."
+            )
         try:
             data = text.encode()
         except UnicodeEncodeError as error:
