@@ -32,8 +32,11 @@ class Heatmap {
       [this.canvas.width, this.canvas.height] = pixels;
       this.canvas.style.height = `${height}px`;
     }
+    const before = this.geometry;
     this.geometry = { left, top, cellWidth, cellHeight, height, width, ratio };
-    Object.assign(this.canvas.dataset, this.geometry); // for tests, which look at the pixels
+    if (before?.width !== width || before?.height !== height || before?.ratio !== ratio) {
+      Object.assign(this.canvas.dataset, this.geometry); // for tests, which look at the pixels
+    }
   }
 
   // The cell under a point of the canvas in CSS pixels: {row, expert}, or null outside.

@@ -1,7 +1,9 @@
 // The view: controls, figures, heatmap, scrubber, text. State that belongs to one look at the run
 // (cursor, selected expert, colouring) lives here; the run itself lives in the store.
 
-const PAGE_MS = 100;
+const PAGE_MS = 100; // between drawings of the page around the heatmap
+const FAST_PAGE_MS = 300; // the same for a model that writes faster than anybody reads
+const FAST_TOKENS_PER_SECOND = 50; // as in live_routing.py
 const CONTROLS = ["domain", "pick", "prompt-box", "count", "colour"];
 const stores = new Map(); // one store per model, shared by all its views
 
@@ -104,6 +106,18 @@ class View {
     this.part("prompt-box").value = prompt;
   }
 
+  // Tell the kernel something. A view outlives its kernel: then sending throws.
+  ask(message, meanwhile) {
+    const say = (words) => (this.part("message").textContent = words);
+    const gone = () => say("The kernel was restarted. Run the notebook's cells again.");
+    try {
+      say(meanwhile);
+      Promise.resolve(this.model.send(message)).catch(gone);
+    } catch {
+      gone();
+    }
+  }
+
   listen() {
     const on = (name, event, action) => this.part(name).addEventListener(event, action);
     on("domain", "change", () => this.fillPrompts());
@@ -115,10 +129,10 @@ class View {
       this.selected = null;
       this.following = true;
       const tokens = Math.max(1, Math.min(4096, Number(this.part("count").value) || 1));
-      this.model.send({ type: "play", prompt: this.part("prompt-box").value, tokens });
-      this.part("message").textContent = "Waiting for the kernel."; // it may be running other cells
+      const prompt = this.part("prompt-box").value;
+      this.ask({ type: "play", prompt, tokens }, "Waiting for the kernel."); // it may be at other cells
     });
-    on("stop", "click", () => this.model.send({ type: "stop" }));
+    on("stop", "click", () => this.ask({ type: "stop" }, "Stopping."));
     on("range", "input", (event) => this.goTo(Number(event.target.value)));
     on("last", "click", () => this.goTo(this.store.tokens.length - 1));
     on("colour", "change", (event) => {
@@ -239,9 +253,11 @@ class View {
   // ---- drawing: at most once per animation frame ------------------------------------------------
 
   // While tokens come, the heatmap follows every frame and the rest of the page, which costs more
-  // to lay out, ten times a second. What a hand does is shown at once.
+  // to lay out, less often. What a hand does is shown at once.
   refresh(everything = true) {
-    this.overdue ||= everything || performance.now() - this.wholeAt > PAGE_MS;
+    const fast = this.store.totals.tokensPerSecond > FAST_TOKENS_PER_SECOND;
+    this.pageMs = fast ? FAST_PAGE_MS : PAGE_MS;
+    this.overdue ||= everything || performance.now() - this.wholeAt > this.pageMs;
     if (!this.pending) this.pending = requestAnimationFrame(() => this.draw());
   }
 
@@ -255,7 +271,7 @@ class View {
     this.heatmap.draw(this.width, this.cursor, this.selected, this.focused);
     clearTimeout(this.rest);
     if (this.overdue) this.drawPage(last);
-    else this.rest = setTimeout(() => this.refresh(), PAGE_MS);
+    else this.rest = setTimeout(() => this.refresh(), this.pageMs);
     this.root.dataset.run = store.run;
     this.root.dataset.drawn = this.heatmap.drawn;
     this.root.dataset.frames = store.frames;

@@ -31,9 +31,9 @@ _WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 #: Time between frames. Drawing one costs the browser some 10 ms of processor time, which it takes
 #: from the model on a small machine: a model that writes faster than anybody reads gets fewer.
 _FRAME_S = 1 / 25
-_FAST_FRAME_S = 1 / 12
+_FAST_FRAME_S = 1 / 6
 _FAST_TOKEN_S = 1 / 50
-#: Sending frames never takes more than this share of the time of a run.
+#: Sending frames never takes more than this share of the generating thread's time.
 _MAX_SHARE = 0.03
 _MAX_TOKENS = 4096
 
@@ -209,7 +209,7 @@ class LiveRouting(anywidget.AnyWidget):
 
     def _flush(self) -> None:
         """Send the steps that the page does not have yet, in frames of bounded size."""
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.thread_time()
         fresh = self._steps[self._sent :]
         for frame in self._frames(fresh, self._sent):
             self.frame = frame
@@ -217,7 +217,7 @@ class LiveRouting(anywidget.AnyWidget):
         now = time.perf_counter()
         fast = self._decoded.wall_s < _FAST_TOKEN_S * self._decoded.tokens
         pause = _FAST_FRAME_S if fast else _FRAME_S
-        self._frame_due = max(start + pause, now + (now - start) / _MAX_SHARE)
+        self._frame_due = max(start + pause, now + (time.thread_time() - busy) / _MAX_SHARE)
 
     def _frames(self, steps: Sequence[TokenStep], first: int) -> Iterator[bytes]:
         size = self._shape.tokens_per_frame
