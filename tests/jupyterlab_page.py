@@ -103,7 +103,7 @@ class JupyterLab:
 
     def open(self, page: Page, notebook: str) -> None:
         """Open a notebook and wait until its kernel is idle."""
-        page.goto(self._url(f"lab/tree/{notebook}") + "&reset")
+        page.goto(self._url(f"lab/tree/{notebook}"))
         page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=120_000)
         page.get_by_text("| Idle").wait_for(timeout=120_000)
 

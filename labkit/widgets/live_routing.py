@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from labkit.runtime import Session, TokenStep
 
 _HERE = Path(__file__).parent
-_SCRIPTS = ("live_store.js", "live_heatmap.js", "live_text.js", "live_routing.js")
+_PARTS = ("store", "heatmap", "text", "page", "routing")
 _MIB = 1024 * 1024
 _WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 
@@ -62,7 +62,7 @@ class LiveRouting(anywidget.AnyWidget):
     Raises `NotMoEError` for a dense model.
     """
 
-    _esm = "\n".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)
+    _esm = "\n".join((_HERE / f"live_{part}.js").read_text(encoding="utf-8") for part in _PARTS)
     _css = (_HERE / "live_routing.css").read_text(encoding="utf-8")
 
     uid = traitlets.Unicode().tag(sync=True)
