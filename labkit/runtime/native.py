@@ -18,9 +18,9 @@ from labkit.gguf_map import GGUFMap
 from labkit.runtime import ggml, llama_log
 from labkit.runtime.hook import RouterHook
 
-_ABORTED = 2
+LOAD_COPY, LOAD_MMAP = 0, 1  # of `enum llama_load_mode`
+_NO_SLOT, _ABORTED = 1, 2  # what llama_decode returns
 _locking_memory = threading.Lock()
-_NO_SLOT = 1
 
 
 class NativeModel:
@@ -28,11 +28,15 @@ class NativeModel:
 
     Args:
         gguf: the validated map; llama.cpp never sees a file that was not checked.
-        hook: its callback and abort flag go into the context. It is kept alive here.
+        hook: its callback and abort flag go into the context. It is kept alive here. None runs
+            stock llama.cpp, which nothing watches.
         n_ctx: tokens of context; None is the model's own, at most 4096.
         n_ubatch: tokens of one prefill graph.
         threads: compute threads; None is the number of physical cores.
         skip_experts: load without reading the expert weights where the system allows it.
+        load_mode: how llama.cpp loads the file, by its own number; it maps it by default.
+        repack: let llama.cpp lay out weights anew for this processor; they are then no longer the
+            file's bytes, and the last bits of a logit may differ.
 
     Raises:
         LlamaError: with the reason from llama.cpp's log.
@@ -41,12 +45,14 @@ class NativeModel:
     def __init__(
         self,
         gguf: GGUFMap,
-        hook: RouterHook,
+        hook: RouterHook | None,
         *,
         n_ctx: int | None,
         n_ubatch: int,
         threads: int | None,
-        skip_experts: bool,
+        skip_experts: bool = False,
+        load_mode: int = LOAD_MMAP,
+        repack: bool = False,
     ) -> None:
         for name, value, most in (("n_ctx", n_ctx, 1 << 24), ("threads", threads, 512)):
             # llama.cpp ends the process on some of these values instead of refusing them.
@@ -66,7 +72,7 @@ class NativeModel:
         self._context: Any = None
         self._batch: Any = None
         try:
-            self._model = self._load_model(gguf.paths[0], skip_experts)
+            self._model = self._load_model(gguf.paths[0], skip_experts, load_mode, repack)
             self.n_ctx = n_ctx or min(4096, self._llama.llama_model_n_ctx_train(self._model))
             self.n_ubatch = min(n_ubatch, self.n_ctx)
             self._context = self._make_context(threads or _physical_cores())
@@ -83,10 +89,10 @@ class NativeModel:
             or self._llama.llama_model_is_hybrid(self._model)
         )
 
-    def _load_model(self, path: Path, skip_experts: bool) -> int:
+    def _load_model(self, path: Path, skip_experts: bool, load_mode: int, repack: bool) -> int:
         params = self._llama.llama_model_default_params()
-        params.load_mode = 1  # LLAMA_LOAD_MODE_MMAP
-        params.use_extra_bufts = False  # repacked weights would not be the file's bytes
+        params.load_mode = load_mode
+        params.use_extra_bufts = repack
         params.n_gpu_layers = 0
         llama_log.forget()
         with populate_on_fault() if skip_experts else contextlib.nullcontext():
@@ -103,10 +109,11 @@ class NativeModel:
         params.n_threads = params.n_threads_batch = threads
         params.op_offload = params.offload_kqv = False
         params.no_perf = True
-        callback_type = llama.ggml_backend_sched_eval_callback
-        params.cb_eval = ctypes.cast(self._hook.callback, callback_type)
-        params.abort_callback = ctypes.cast(self._hook.abort.function, llama.ggml_abort_callback)
-        params.abort_callback_data = self._hook.abort.data
+        if hook := self._hook:
+            callback_type = llama.ggml_backend_sched_eval_callback
+            params.cb_eval = ctypes.cast(hook.callback, callback_type)
+            params.abort_callback = ctypes.cast(hook.abort.function, llama.ggml_abort_callback)
+            params.abort_callback_data = hook.abort.data
         llama_log.forget()
         context = llama.llama_init_from_model(self._model, params)
         if not context:
@@ -133,7 +140,8 @@ class NativeModel:
             batch.n_seq_id[index] = 1
             batch.seq_id[index][0] = 0
             batch.logits[index] = outputs[index]
-        self._hook.begin()
+        if self._hook:
+            self._hook.begin()
         llama_log.forget()
         status = self._llama.llama_decode(self._context, batch)
         if status == _ABORTED:
