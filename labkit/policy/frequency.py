@@ -38,6 +38,10 @@ class LFU(Cache):
         for entry in entries:
             heapq.heappush(self._heap, (self._rank[entry], entry))
 
+    def _admit(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            heapq.heappush(self._heap, (self._rank.setdefault(entry, 0), entry))
+
     def _victim(self, kept: Collection[Entry]) -> Entry:
         # A rank only grows, so one that is out of date is corrected when it comes to the top.
         heap, rank, sizes = self._heap, self._rank, self._sizes
@@ -138,6 +142,10 @@ class Belady(Cache):
 
     _use = _note
     _add = _note
+
+    def _admit(self, entries: list[Entry]) -> None:
+        for entry in entries:  # what has never been used may be needed at once
+            heapq.heappush(self._heap, (-self._next.setdefault(entry, self._batch), entry))
 
     def _victim(self, kept: Collection[Entry]) -> Entry:
         heap, coming, sizes = self._heap, self._next, self._sizes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from labkit.policy.base import Cache, Entry, Lookup
 
@@ -50,6 +50,22 @@ class Partition:
         evicted += found.evicted + self._take(self.resident_bytes - self.budget_bytes)
         self._used[layer] = None
         return Lookup(found.hits, found.misses, evicted)
+
+    def admit(
+        self, wanted: Sequence[Entry], entry_bytes: int, keep: Collection[Entry] = ()
+    ) -> Lookup:
+        """See `CachePolicy.admit`: it happens within the share of the layer."""
+        if not wanted:
+            return Lookup([], [], [])
+        layer = wanted[0][0]
+        own = self._layers[layer]
+        self._used = {layer: None, **self._used}  # if it was not used yet, its turn comes first
+        before = own.resident_bytes
+        others = self.resident_bytes - before
+        limit = min(own.budget_bytes, self.budget_bytes - others)
+        found = own.admit_within(limit, wanted, entry_bytes, keep)
+        self.resident_bytes += own.resident_bytes - before
+        return found
 
     def discard(self, entry: Entry) -> None:
         """See `CachePolicy.discard`."""

@@ -41,6 +41,9 @@ class S3FIFO(Cache):
                 self._small[entry] = 0
                 self._small_bytes += self._sizes[entry]
 
+    def _use_first(self, entries: list[Entry]) -> None:
+        pass  # as new as if it had come with this use
+
     def _victim(self, kept: Collection[Entry]) -> Entry:
         while True:
             if self._small and (self._small_bytes > self._small_limit or not self._main):

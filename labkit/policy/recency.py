@@ -24,7 +24,7 @@ class LRU(Cache):
         pass  # a new key of an ordered dict is its newest
 
     def _victim(self, kept: Collection[Entry]) -> Entry:
-        return next(iter(self._order))  # what is kept was just used, so it is not the oldest
+        return next(entry for entry in self._order if entry not in kept)
 
     def _forget(self, entry: Entry) -> None:
         pass
@@ -61,6 +61,10 @@ class SegmentedLRU(Cache):
     def _add(self, entries: list[Entry]) -> None:
         for entry in entries:
             self._probation[entry] = None
+
+    def _use_first(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            self._probation.move_to_end(entry)
 
     def _victim(self, kept: Collection[Entry]) -> Entry:
         for segment in (self._probation, self._protected):
