@@ -63,6 +63,14 @@ class TraceError(LabkitError):
     """A routing trace cannot be read or does not belong to the model."""
 
 
+class DeviceError(LabkitError):
+    """A device profile cannot be used: a figure is missing, absurd, or without a source."""
+
+
+class PlanError(LabkitError):
+    """A plan cannot be made from what was given."""
+
+
 class NotebookError(LabkitError):
     """A notebook run failed: a cell raised, or its kernel died."""
 
