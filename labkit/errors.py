@@ -59,6 +59,14 @@ class SessionError(LabkitError):
     """A session is used in a way that cannot work: closed, busy, or out of context."""
 
 
+class MetricsError(LabkitError):
+    """A file of per-token figures cannot be read or written."""
+
+
+class BenchError(LabkitError):
+    """A benchmark that cannot be run as asked, or whose saved tables cannot be read."""
+
+
 class TraceError(LabkitError):
     """A routing trace cannot be read or does not belong to the model."""
 
