@@ -176,15 +176,16 @@ def _cores() -> Iterator[Check]:
     else:
         yield Check("cores", "ok", found)
     policy = os.environ.get("OMP_WAIT_POLICY")
-    if policy and policy.lower() == "active":
+    if policy:
         yield Check(
             "threads' wait",
             "note",
-            "OMP_WAIT_POLICY=active: idle compute threads spin and take the core from the readers",
-            "Unset OMP_WAIT_POLICY; labkit sets `passive` before llama.cpp loads.",
+            f"OMP_WAIT_POLICY={policy}: compute threads that wait for each other "
+            + ("never sleep" if policy.lower() == "active" else "sleep at every node of a graph"),
+            "Unset it: labkit has them spin for a moment and then sleep, which is faster.",
         )
     else:
-        yield Check("threads' wait", "ok", "OMP_WAIT_POLICY=passive, so idle threads sleep")
+        yield Check("threads' wait", "ok", "compute threads spin for a moment, then sleep")
 
 
 def _memory() -> Iterator[Check]:

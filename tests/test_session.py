@@ -451,18 +451,18 @@ def test_a_layer_whose_routing_was_lost_is_noticed(model: Path) -> None:
     expected = fresh_hash(model, TEXT)
     with Session(model, cache_mib=0) as session:
         hook = session._engine.hook
-        see, calls = hook._on_routing_node, 0
+        see, calls = hook._dull._on_node, 0
 
-        def blind(address: int, ask: bool) -> bool:
+        def blind(address: int) -> bool:
             nonlocal calls
             calls += 1
             # As if an exception had left the callback before it did anything.
-            return False if 200 < calls < 240 else see(address, ask)
+            return False if 200 < calls < 240 else see(address)
 
-        hook._on_routing_node = blind
+        hook._dull._on_node = blind
         with pytest.raises(LlamaError, match=r"routing of layer \d did not reach"):
             session.generate(TEXT, 30)
-        hook._on_routing_node = see
+        hook._dull._on_node = see
         session.reset()
         assert session.generate(TEXT, 8, hash_logits=True).logits_sha256 == expected
 

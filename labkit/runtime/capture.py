@@ -9,6 +9,7 @@ from labkit.errors import StreamingRefusedError
 from labkit.runtime import ggml
 
 TOPK_PREFIX = b"ffn_moe_topk-"
+LOGITS_PREFIX = b"ffn_moe_logits-"
 WEIGHTS_PREFIX = b"ffn_moe_weights"
 _NO_OP = 0  # GGML_OP_NONE: a weight or an input
 
@@ -23,11 +24,16 @@ class GraphCapture:
             weight that is used in two roles (tied embeddings) has two.
         sync_nodes: name of the node after which a layer's routing is known -> layer. It is the
             last of the layer's `ffn_moe_weights...` nodes, so that one stop gives ids and weights.
+        down_nodes: name of the node just before a layer's down projections are computed -> layer.
+            A layer where that node has no name of its own is left out.
     """
 
     experts: dict[str, int] = field(default_factory=dict)
     dense: dict[str, set[int]] = field(default_factory=dict)
     sync_nodes: dict[bytes, int] = field(default_factory=dict)
+    down_nodes: dict[bytes, int] = field(default_factory=dict)
+    _previous: bytes = b""
+    _names: set[bytes] = field(default_factory=set)
     _routing_node: bytes = b""
     _topk: int = 0
     _layers_done: set[int] = field(default_factory=set)
@@ -52,6 +58,8 @@ class GraphCapture:
             origin = ggml.tensor_at(leaf.view_src) if leaf.view_src else leaf
             origin_name = origin.name.decode(errors="replace")
             if parsed := parse_expert_tensor(origin_name):
+                if parsed[1] == "down":
+                    self._note_down(parsed[0])
                 if not (is_product and slot == 0):
                     raise StreamingRefusedError(
                         f"{origin_name} is used by the node {name.decode(errors='replace')}, which "
@@ -60,6 +68,10 @@ class GraphCapture:
                 self._note_product(origin_name, source, parsed[0], node.src[2])
             elif leaf.op == _NO_OP and not leaf.view_src:
                 self.dense.setdefault(origin_name, set()).add(source)
+        if name in self._names:
+            self.down_nodes.pop(name, None)
+        self._names.add(name)
+        self._previous = name
 
     def _note_product(self, tensor_name: str, address: int, layer: int, ids: int | None) -> None:
         self.experts[tensor_name] = address
@@ -72,3 +84,8 @@ class GraphCapture:
             )
         self._layers_done.add(layer)
         self.sync_nodes[self._routing_node] = layer
+
+    def _note_down(self, layer: int) -> None:
+        # Names that llama.cpp gives end in the layer; others count the nodes of one graph.
+        if self._previous.endswith(b"-%d" % layer) and layer not in self.down_nodes.values():
+            self.down_nodes[self._previous] = layer

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+import numpy as np
+
 from labkit.errors import SeamError
 from labkit.runtime import llama_log
 
@@ -63,8 +65,11 @@ def llama() -> ModuleType:
     Raises:
         SeamError: llama-cpp-python is absent or its library cannot be loaded.
     """
-    # Threads of OpenMP that spin while they wait would take the core from the read lanes.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # A thread that waits for the others at the end of a node spins for under a millisecond, then
+    # sleeps. Sleeping at once makes a small model many times slower (futex calls at each of its
+    # thousand nodes); spinning for ever takes the core from the lanes that read.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         import llama_cpp.llama_cpp as module
     except (ImportError, OSError, RuntimeError) as error:
@@ -154,6 +159,33 @@ def all_memory(code: Literal["Q", "i", "f"]) -> memoryview[Any]:
 def tensor_at(address: int) -> Tensor:
     """The live tensor at `address`; valid as long as its graph or model is."""
     return Tensor.from_address(address)
+
+
+def extents(address: int) -> list[int]:
+    """`ne` of the tensor at `address`: elements per dimension. Far cheaper than by `Tensor`."""
+    at = (address + Tensor.ne.offset) >> 3
+    return all_memory("Q")[at : at + 4].tolist()
+
+
+def strides(address: int) -> list[int]:
+    """`nb` of the tensor at `address`, in bytes."""
+    at = (address + Tensor.nb.offset) >> 3
+    return all_memory("Q")[at : at + 4].tolist()
+
+
+def is_float32(address: int) -> bool:
+    """Whether the tensor at `address` is of type F32."""
+    return all_memory("i")[(address + Tensor.type.offset) >> 2] == 0
+
+
+def read_matrix(
+    address: int, dtype: type, shape: tuple[int, int], strides: tuple[int, int]
+) -> np.ndarray:
+    """A copy of the `shape` of 4-byte elements of a tensor's data that lie `strides` apart."""
+    data = all_memory("Q")[(address + Tensor.data.offset) >> 3]
+    extent = (shape[0] - 1) * strides[0] + (shape[1] - 1) * strides[1] + 4
+    raw = all_memory("i")[data >> 2 : (data + extent) >> 2]
+    return np.ndarray(shape, dtype, raw, 0, strides).copy()
 
 
 @functools.cache

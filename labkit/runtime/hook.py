@@ -1,8 +1,9 @@
 """`RouterHook`: llama.cpp's graph callback, from which a layer's routing is read live.
 
 llama.cpp asks about every node of a graph, thousands a token, so the common answer must cost
-nearly nothing: one word of the node's name is looked at through a view of memory. Only the node
-after which a layer's routing is known stops the graph.
+nearly nothing. It comes from a dictionary of the addresses of dull nodes: the callback that C calls
+is the dictionary's own lookup, and Python code runs only for what is not in it. Before each graph's
+first answer the names at those addresses are compared with what they were, all at once.
 
 Nothing may leave the callback: an exception would be lost in C, and stopping the graph there would
 leave wrong logits without a word. So an error is kept, the abort flag is set, the graph ends at
@@ -14,20 +15,18 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from labkit.errors import SeamError
 from labkit.runtime import ggml
-from labkit.runtime.capture import TOPK_PREFIX, GraphCapture
-
-# Bytes 8 to 12 of a name decide: `ffn_moe_topk-..` and `ffn_moe_weights..`.
-_SECOND_WORD = ggml.NAME_OFFSET + 8
-_FIVE_BYTES = (1 << 40) - 1
-_INTERESTING = frozenset(int.from_bytes(text, "little") for text in (b"topk-", b"weigh"))
+from labkit.runtime.capture import LOGITS_PREFIX, TOPK_PREFIX, GraphCapture
 
 OnRouting = Callable[[int, np.ndarray, np.ndarray], None]
 """(layer, experts (n_tokens, k) int32, weights (n_tokens, k) float32 or NaN)"""
+OnWait = Callable[[int], None]
+"""(layer): called before the layer's down projections are computed"""
 
 
 class AbortFlag:
@@ -55,31 +54,49 @@ class AbortFlag:
 class RouterHook:
     """Calls `on_routing` when a layer has chosen, before its experts are used.
 
+    Args:
+        on_routing: gets a layer's choice.
+        on_wait: gets a layer that is about to use its last projection, in graphs that stop there
+            (`stop_before_down`).
+
     Attributes:
         callback: what to give llama.cpp; the hook owns it and must outlive the context.
         abort: stops the running graph.
         error: what `on_routing` raised in the last graph.
+        stop_before_down: whether graphs stop a second time in each layer.
+        router_logits: address of the layer's router logits node while `on_routing` runs, 0 where
+            the graph shows none.
     """
 
-    def __init__(self, on_routing: OnRouting) -> None:
+    def __init__(self, on_routing: OnRouting, on_wait: OnWait | None = None) -> None:
         self._on_routing = on_routing
-        self._sync_nodes: dict[bytes, int] = {}
+        self._on_wait = on_wait
+        self._routing_nodes: dict[bytes, int] = {}
+        self._down_nodes: dict[bytes, int] = {}
         self._capture: GraphCapture | None = None
         self._last_layer = -1
         self._routed: set[int] = set()
         self._topk = 0
+        self._stopped_at = 0
+        self.router_logits = 0
+        self.stop_before_down = False
         self.abort = AbortFlag()
         self.error: BaseException | None = None
-        prototype = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_size_t, ctypes.c_bool, ctypes.c_size_t)
-        # Bound late through self, so the hook and its callback form a cycle that only the
-        # collector ends; the session that owns the hook outlives the context.
-        self.callback = prototype(self._make_on_node())
+        self._dull = _DullNodes(self._on_node)
+        # C passes (node, ask, user data) in registers; taking the first alone lets the lookup
+        # itself be the callback. That `ask` is over is known: the same node comes a second time.
+        # The hook and its callback form a cycle that only the collector ends; the session that
+        # owns the hook outlives the context.
+        prototype = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_size_t)
+        self.callback = prototype(self._dull.__getitem__)
 
     def begin(self) -> None:
         """Call before each graph."""
         self._last_layer = -1
         self._routed.clear()
+        self._stopped_at = self._topk = self.router_logits = 0
         self.error = None
+        self._dull.begin()
 
     def layers_missed(self) -> set[int]:
         """Layers whose routing did not come through in the graph that just ended.
@@ -87,7 +104,7 @@ class RouterHook:
         None, unless something raised inside the callback before it could catch it, as a signal
         handler may: such an exception is lost in C, and the layer computed from what lay there.
         """
-        return set(self._sync_nodes.values()) - self._routed
+        return set(self._routing_nodes.values()) - self._routed
 
     def capture(self, decode: Callable[[], object]) -> GraphCapture:
         """Note the nodes of the graph that `decode` builds; then use its routing nodes."""
@@ -99,44 +116,142 @@ class RouterHook:
             self._capture = None
         if self.error:
             raise self.error
-        self._sync_nodes = captured.sync_nodes
+        self._routing_nodes = captured.sync_nodes
+        self._down_nodes = captured.down_nodes
+        self._dull.watch([*self._routing_nodes, *self._down_nodes, TOPK_PREFIX, LOGITS_PREFIX])
         return captured
 
-    def _make_on_node(self) -> Callable[[int, bool, int], bool]:
-        words = ggml.all_memory("Q")
-
-        def on_node(address: int, ask: bool, _user_data: int) -> bool:
-            if (
-                words[(address + _SECOND_WORD) >> 3] & _FIVE_BYTES not in _INTERESTING
-                and self._capture is None
-            ):
+    def _on_node(self, address: int) -> bool:
+        """Whether to stop after this node; called a second time once the graph stopped there."""
+        try:
+            if self._capture is not None:
+                self._capture.add(address)
                 return False
-            try:
-                return self._on_routing_node(address, ask)
-            except BaseException as error:
-                self.error = self.error or error
-                self.abort.set()
+            if address == self._stopped_at:
+                self._stopped_at = 0
+                self._at_stop(address)
                 return True
+            return self._is_stop(address)
+        except BaseException as error:
+            self.error = self.error or error
+            self.abort.set()
+            return True
 
-        return on_node
-
-    def _on_routing_node(self, address: int, ask: bool) -> bool:
-        if self._capture is not None:
-            self._capture.add(address)
-            return False
+    def _is_stop(self, address: int) -> bool:
         name = ctypes.string_at(address + ggml.NAME_OFFSET)
-        if ask and name.startswith(TOPK_PREFIX):
+        if name.startswith(TOPK_PREFIX):
             self._topk = address
-        layer = self._sync_nodes.get(name)
+        elif name.startswith(LOGITS_PREFIX):
+            self.router_logits = address
+        layer = self._routing_nodes.get(name)
         # A block that is built twice in a layer (grovemoe's chunks) routes the same way again.
-        if layer is None or layer == self._last_layer:
-            return False
-        if not ask:
-            self._last_layer = layer
-            self._routed.add(layer)
-            experts = read_experts(self._topk)
-            self._on_routing(layer, experts, read_weights(address, *experts.shape))
-        return True
+        stops = layer is not None and layer != self._last_layer
+        if not stops and self.stop_before_down:
+            stops = name in self._down_nodes
+        if stops:
+            self._stopped_at = address
+        return stops
+
+    def _at_stop(self, address: int) -> None:
+        name = ctypes.string_at(address + ggml.NAME_OFFSET)
+        layer = self._routing_nodes.get(name)
+        if layer is None:
+            if self._on_wait:
+                self._on_wait(self._down_nodes[name])
+            return
+        if not self._topk:
+            raise SeamError(
+                f"The graph showed layer {layer}'s routing weights but not its choice "
+                f"(ffn_moe_topk): {ggml.version()} names its nodes in a way unknown to labkit."
+            )
+        self._last_layer = layer
+        self._routed.add(layer)
+        experts = read_experts(self._topk)
+        self._on_routing(layer, experts, read_weights(address, *experts.shape))
+        self.router_logits = 0
+
+
+@dataclass(slots=True)
+class _KnownGraph:
+    """Dull nodes of graphs that begin at one place: address -> the word that made them so.
+
+    `where` are the words' places for one gather, `expected` what it should find there.
+    """
+
+    words: dict[int, int] = field(default_factory=dict)
+    answers: dict[int, bool] = field(default_factory=dict)
+    where: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    expected: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))
+
+
+class _DullNodes(dict[int, bool]):
+    """Address -> False for nodes that never stop a graph; `on_node` is asked about all others.
+
+    A node is dull by bytes 8 to 12 of its name. llama.cpp builds a graph anew when shapes change,
+    in the same memory, and a name is final before the first question. So the addresses of an
+    earlier graph that began at the same node are compared at that question, in one gather: those
+    whose word is as it was are dull in this graph too. That memory belongs to the context as long
+    as it lives, so looking is safe.
+    """
+
+    _WORD = ggml.NAME_OFFSET + 8
+    _MASK = (1 << 40) - 1
+
+    def __init__(self, on_node: Callable[[int], bool]) -> None:
+        super().__init__()
+        self._on_node = on_node
+        self._kinds: frozenset[int] | None = None
+        self._known: dict[int, _KnownGraph] = {}
+        self._graph: _KnownGraph | None = None
+        self._new: dict[int, int] = {}
+        self._memory = ggml.all_memory("Q")
+        # numpy takes the address 0 for none, so its view begins a word later.
+        self._gather = np.frombuffer(self._memory[1:], np.uint64)
+
+    def watch(self, names: list[bytes]) -> None:
+        """Nodes whose names look like one of `names` are not dull."""
+        words = (int.from_bytes(name[8:13], "little") for name in names)
+        self._kinds = frozenset(words)
+
+    def begin(self) -> None:
+        """A new graph: nothing is known of it before its first question."""
+        if self._graph is not None and self._new:
+            self._learn(self._graph)
+        self._graph = None
+        self.clear()
+
+    def __missing__(self, address: int) -> bool:
+        kinds = self._kinds
+        if kinds is None:
+            return self._on_node(address)
+        try:
+            if self._graph is None:
+                self._start(address)
+            word = self._memory[(address + self._WORD) >> 3] & self._MASK
+            if word not in kinds:
+                self._new[address] = word
+                return False
+        except BaseException:
+            # As a signal handler may raise here: the slow answer is right as well.
+            return self._on_node(address)
+        return self._on_node(address)
+
+    def _start(self, first: int) -> None:
+        graph = self._graph = self._known.setdefault(first, _KnownGraph())
+        same = self._gather[graph.where] & np.uint64(self._MASK) == graph.expected
+        if same.all():
+            self.update(graph.answers)
+        else:
+            addresses = np.fromiter(graph.words, np.int64)[same]
+            self.update(dict.fromkeys(addresses.tolist(), False))
+
+    def _learn(self, graph: _KnownGraph) -> None:
+        """Remember this graph's dull nodes for the next that begins like it."""
+        graph.words.update(self._new)
+        self._new = {}
+        graph.answers = dict.fromkeys(graph.words, False)
+        graph.where = ((np.fromiter(graph.words, np.int64) + self._WORD) >> 3) - 1
+        graph.expected = np.fromiter(graph.words.values(), np.uint64)
 
 
 def read_experts(address: int) -> np.ndarray:
@@ -144,30 +259,16 @@ def read_experts(address: int) -> np.ndarray:
 
     The node is a view of the whole argsort: its rows lie n_expert apart, not k.
     """
-    node = ggml.tensor_at(address)
-    k, n_tokens = node.ne[0], node.ne[1]
-    return _read(node.data, "i", np.int32, (n_tokens, k), (node.nb[1], node.nb[0]))
+    ne, nb = ggml.extents(address), ggml.strides(address)
+    return ggml.read_matrix(address, np.int32, (ne[1], ne[0]), (nb[1], nb[0]))
 
 
 def read_weights(address: int, n_tokens: int, k: int) -> np.ndarray:
     """(n_tokens, k) float32 of a weights node shaped (1, k, n) or (k, n); NaN for any other."""
-    node = ggml.tensor_at(address)
-    ne, nb = list(node.ne), list(node.nb)
-    if node.type == 0 and ne[:3] == [1, k, n_tokens]:
-        return _read(node.data, "f", np.float32, (n_tokens, k), (nb[2], nb[1]))
-    if node.type == 0 and ne[:3] == [k, n_tokens, 1]:
-        return _read(node.data, "f", np.float32, (n_tokens, k), (nb[1], nb[0]))
+    ne, nb = ggml.extents(address), ggml.strides(address)
+    if ggml.is_float32(address):
+        if ne[:3] == [1, k, n_tokens]:
+            return ggml.read_matrix(address, np.float32, (n_tokens, k), (nb[2], nb[1]))
+        if ne[:3] == [k, n_tokens, 1]:
+            return ggml.read_matrix(address, np.float32, (n_tokens, k), (nb[1], nb[0]))
     return np.full((n_tokens, k), np.nan, np.float32)
-
-
-def _read(
-    address: int,
-    code: Literal["i", "f"],
-    dtype: type,
-    shape: tuple[int, int],
-    strides: tuple[int, int],
-) -> np.ndarray:
-    extent = (shape[0] - 1) * strides[0] + (shape[1] - 1) * strides[1] + 4
-    raw = ggml.all_memory(code)[address >> 2 : (address + extent) >> 2]
-    flat = np.frombuffer(raw, dtype=dtype)
-    return np.lib.stride_tricks.as_strided(flat, shape, strides).copy()

@@ -1,0 +1,80 @@
+"""The callback: what it answers from memory is what the names say, graph after graph."""
+
+from __future__ import annotations
+
+import ctypes
+
+from labkit.errors import SeamError
+from labkit.runtime import ggml
+from labkit.runtime.hook import RouterHook
+
+_NODE = ctypes.sizeof(ggml.Tensor) + ggml.OBJECT_BYTES
+
+
+class Graph:
+    """Nodes in one piece of memory, as llama.cpp lays them out, named anew for each graph."""
+
+    def __init__(self, n: int) -> None:
+        self._memory = (ctypes.c_char * (_NODE * (n + 1)))()
+        base = ctypes.addressof(self._memory)
+        self.addresses = [base - base % 8 + 8 + i * _NODE for i in range(n)]
+
+    def name(self, names: list[bytes]) -> None:
+        for address, name in zip(self.addresses, names, strict=True):
+            ggml.tensor_at(address).name = name
+
+
+def answers(hook: RouterHook, graph: Graph, seen: list[int]) -> list[bool]:
+    seen.clear()
+    hook.begin()
+    return [hook.callback(address) for address in graph.addresses]
+
+
+def watching() -> tuple[RouterHook, list[int]]:
+    """A hook that watches layer 0, and the list of addresses that it had to look at."""
+    hook = RouterHook(lambda *_: None)
+    hook._routing_nodes = {b"ffn_moe_weights-0": 0}
+    hook._dull.watch([b"ffn_moe_weights-0"])
+    seen: list[int] = []
+    look = hook._dull._on_node
+
+    def note(address: int) -> bool:
+        seen.append(address)
+        return look(address)
+
+    hook._dull._on_node = note
+    return hook, seen
+
+
+def test_dull_nodes_are_answered_without_looking_and_stay_so() -> None:
+    graph = Graph(6)
+    graph.name([b"inp_embd", b"attn_norm-0", b"ffn_moe_weights-0", b"x", b"", b"ffn_out-0"])
+    hook, seen = watching()
+    for _ in range(4):
+        assert answers(hook, graph, seen) == [False, False, True, False, False, False]
+        assert seen == [graph.addresses[2]]
+
+
+def test_a_graph_built_anew_at_the_same_place_is_seen_as_it_is_now() -> None:
+    graph = Graph(6)
+    hook, seen = watching()
+    layouts = [
+        ([b"inp_embd", b"a", b"ffn_moe_weights-0", b"b", b"c", b"d"], 2),
+        ([b"inp_embd", b"a", b"b", b"c", b"ffn_moe_weights-0", b"d"], 4),
+        ([b"inp_embd", b"ffn_moe_weights-0", b"b", b"c", b"x", b"d"], 1),
+    ]
+    for names, stop in layouts * 3:
+        graph.name(names)
+        assert [i for i, yes in enumerate(answers(hook, graph, seen)) if yes] == [stop]
+
+
+def test_an_error_in_a_stop_sets_the_abort_flag_and_is_kept() -> None:
+    graph = Graph(2)
+    graph.name([b"inp_embd", b"ffn_moe_weights-0"])
+    hook, _ = watching()
+    hook.begin()
+    assert [hook.callback(address) for address in graph.addresses] == [False, True]
+    assert hook.error is None
+    assert hook.callback(graph.addresses[1]) is True  # stopped there; no topk was seen before
+    assert isinstance(hook.error, SeamError)
+    assert hook.abort._buffer[0] == b"x"
