@@ -75,6 +75,10 @@ class DeviceError(LabkitError):
     """A device profile cannot be used: a figure is missing, absurd, or without a source."""
 
 
+class SheetError(LabkitError):
+    """A model sheet cannot be made from what was given, or cannot tell what was asked."""
+
+
 class PlanError(LabkitError):
     """A plan cannot be made from what was given."""
 

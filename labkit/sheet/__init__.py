@@ -1,0 +1,23 @@
+"""The model sheet: parameters, bytes by role, cache and operations of a model, from metadata alone.
+
+>>> ledger = sheet("model.gguf")          # or a header without its data, or a published shape
+>>> ledger.total_params, ledger.active_params, ledger.token_cycle_bytes
+>>> ledger.kv_bytes(8192)
+"""
+
+from labkit.sheet.bounds import LatencyFloor
+from labkit.sheet.cache_rows import CACHE_KINDS, CacheOptions, CacheRows
+from labkit.sheet.make import sheet
+from labkit.sheet.model_sheet import ModelSheet
+from labkit.sheet.weights import PARTS, Weight
+
+__all__ = [
+    "CACHE_KINDS",
+    "PARTS",
+    "CacheOptions",
+    "CacheRows",
+    "LatencyFloor",
+    "ModelSheet",
+    "Weight",
+    "sheet",
+]
