@@ -22,6 +22,8 @@ from labkit.device.pipeline_work import (
 )
 from labkit.errors import OptionError
 from labkit.gguf_map import GGUFMap, open_gguf
+from labkit.sheet import sheet
+from labkit.sheet.attention import Attention
 
 LAYER = LayerLoad(
     layer=0,
@@ -62,9 +64,10 @@ def test_touched_experts_grow_from_top_k_to_all():
 def test_compute_counts_two_operations_a_weight_and_the_tokens_before():
     flop = 2 * 100 * (16e6 + 8 * 2e6)
     assert compute_s(LAYER, 100, 0, RATES) == pytest.approx(flop / 1e12)
-    attending = LayerLoad(layer=0, fixed_weights=16e6, attention_width=4096)
+    heads = Attention(0, n_query=32, key_width=128, value_width=128, row_width=2048, reach=0)
+    attending = LayerLoad(layer=0, fixed_weights=16e6, attention=heads)
     more = compute_s(attending, 100, 300, RATES) - compute_s(attending, 100, 200, RATES)
-    assert more == pytest.approx(4 * 4096 * 100 * 100 / 1e12)
+    assert more == pytest.approx(2 * 32 * 256 * 100 * 100 / 1e12)
     slow_memory = Rates(1.0, 1000, 100, memory_gb_s=1.0)
     assert compute_s(LAYER, 1, 0, slow_memory) == pytest.approx((8e6 + 64e6 / 8) / 1e9)
 
@@ -89,13 +92,18 @@ def test_a_short_rest_goes_through_the_cpu_and_a_long_one_does_not():
 
 
 def test_a_file_counts_its_own_weights(q4_k_m: GGUFMap):
-    layers = layers_of(q4_k_m)
+    table = htp.placement(q4_k_m)
+    layers = layers_of(sheet(q4_k_m), table)
     assert [load.layer for load in layers] == list(range(q4_k_m.n_layers))
     assert sum(load.stream_bytes for load in layers) == pytest.approx(q4_k_m.expert_bytes)
     dense, moe = layers[0], layers[1]
     assert (dense.stream_bytes, dense.n_expert) == (0, 0)
     per_expert = sum(math.prod(e.tensor.shape[:2]) for e in q4_k_m.layer_tensors(1))
     assert moe.expert_weights + moe.cpu_expert_weights == per_expert
+    assert moe.cpu_expert_weights > 0  # its Q5_0 down projections
+    assert moe.handovers == 2
+    untyped = layers_of(sheet(q4_k_m))[1]
+    assert (untyped.expert_weights, untyped.handovers) == (per_expert, 0)
     assert (moe.n_expert, moe.n_used) == (q4_k_m.n_expert, q4_k_m.n_expert_used)
 
 

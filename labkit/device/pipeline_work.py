@@ -7,19 +7,23 @@ model leaves out is named where it matters, and every table made of it says "mod
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.architectures import EMBEDDING, OUTPUT, ROUTED_EXPERT
-from labkit.device.htp import CPU, handovers, placement
+from labkit.architectures import ROUTED_EXPERT
+from labkit.device.htp import CPU, handovers
 from labkit.device.pipeline import Job, Timeline, schedule
 from labkit.errors import OptionError
 
 if TYPE_CHECKING:
-    from labkit.gguf_map import GGUFMap
+    import pandas as pd
+
+    from labkit.sheet import ModelSheet, Weight
+    from labkit.sheet.attention import Attention
+
+_MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class LayerLoad:
             experts, and in one expert.
         cpu_fixed_weights, cpu_expert_weights: the same for what the device cannot take.
         n_expert, n_used: routed experts, and how many a token uses; 0 in a dense layer.
-        attention_width: query heads x their size; what a token multiplies with each token before.
+        attention: how it attends; None in a layer that does not.
         handovers: how often the device stops for the CPU.
     """
 
@@ -49,7 +53,7 @@ class LayerLoad:
     cpu_expert_weights: float = 0.0
     n_expert: int = 0
     n_used: int = 0
-    attention_width: int = 0
+    attention: Attention | None = None
     handovers: int = 0
 
 
@@ -93,40 +97,53 @@ class Rates:
                 raise OptionError(f"{item.name} is {value}; it must be {least}")
 
 
-def layers_of(gguf: GGUFMap) -> list[LayerLoad]:
-    """The computed layers of a model, with the HTP's part of each by `htp.placement`."""
-    table = placement(gguf)
-    stops = handovers(table)
-    width = _attention_width(gguf)
-    elements = {t.name: math.prod(t.shape) for t in gguf.tensors}
-    found = []
-    for layer in range(gguf.n_computed_layers):
-        rows = table[(table["layer"] == layer) & ~table["role"].isin([EMBEDDING, OUTPUT])]
-        routed, fixed = rows[rows["role"] == ROUTED_EXPERT], rows[rows["role"] != ROUTED_EXPERT]
-        matrices = [t for t in fixed["tensor"] if len(gguf.tensor(t).shape) > 1]
-        on_cpu = set(rows.loc[rows["on"] == CPU, "tensor"])
-        n_expert = gguf.n_expert if len(routed) else 0
+def layers_of(sheet: ModelSheet, table: pd.DataFrame | None = None) -> list[LayerLoad]:
+    """What the computed layers of a model ask.
 
-        def weights(names: Iterable[str], wanted: bool, taken: set[str] = on_cpu) -> float:
-            return float(sum(elements[n] for n in names if (n in taken) is wanted))
-
-        found.append(
-            LayerLoad(
-                layer=layer,
-                stream_bytes=float(routed["file_mib"].sum() * 2**20),
-                layout_bytes=float(routed["device_mib"].sum() * 2**20),
-                fixed_bytes=float(fixed["file_mib"].sum() * 2**20),
-                fixed_weights=weights(matrices, False),
-                expert_weights=weights(routed["tensor"], False) / max(n_expert, 1),
-                cpu_fixed_weights=weights(matrices, True),
-                cpu_expert_weights=weights(routed["tensor"], True) / max(n_expert, 1),
-                n_expert=n_expert,
-                n_used=gguf.experts_used(layer) if n_expert else 0,
-                attention_width=width,
-                handovers=int(stops.get(layer, 0)),
-            )
+    `table` is the `labkit.device.htp.placement` of its file: what a device cannot take then goes to
+    the CPU. Without one (a published shape has no types) the device takes everything.
+    """
+    on_cpu: set[str] = set()
+    device_mib: dict[str, float] = {}
+    stops: dict[int, int] = {}
+    if table is not None:
+        on_cpu = set(table.loc[table["on"] == CPU, "tensor"])
+        device_mib = dict(zip(table["tensor"], table["device_mib"], strict=True))
+        stops = {int(layer): int(n) for layer, n in handovers(table).items()}  # type: ignore[arg-type]
+    attention = {a.layer: a for a in sheet.attention}
+    return [
+        replace(
+            _load(layer, [w for w in sheet.weights if w.layer == layer], on_cpu, device_mib),
+            n_used=sheet.experts_used.get(layer, 0),
+            attention=attention.get(layer),
+            handovers=stops.get(layer, 0),
         )
-    return found
+        for layer in range(sheet.n_layers)
+    ]
+
+
+def _load(
+    layer: int, weights: list[Weight], on_cpu: set[str], device_mib: dict[str, float]
+) -> LayerLoad:
+    routed = [w for w in weights if w.role == ROUTED_EXPERT]
+    fixed = [w for w in weights if w.role != ROUTED_EXPERT]
+    matrices = [w for w in fixed if w.multiplies]
+    n_expert = routed[0].shape[2] if routed else 0
+
+    def count(which: list[Weight], cpu: bool) -> float:
+        return float(sum(w.n_params for w in which if (w.name in on_cpu) is cpu))
+
+    return LayerLoad(
+        layer=layer,
+        stream_bytes=float(sum(w.nbytes for w in routed)),
+        layout_bytes=sum(device_mib.get(w.name, w.nbytes / _MIB) * _MIB for w in routed),
+        fixed_bytes=float(sum(w.nbytes for w in fixed)),
+        fixed_weights=count(matrices, False),
+        expert_weights=count(routed, False) / max(n_expert, 1),
+        cpu_fixed_weights=count(matrices, True),
+        cpu_expert_weights=count(routed, True) / max(n_expert, 1),
+        n_expert=n_expert,
+    )
 
 
 def expert_rows(tokens: int, n_expert: int, n_used: int, tile: int = 1) -> float:
@@ -157,7 +174,8 @@ def compute_s(load: LayerLoad, tokens: int, past: int, rates: Rates) -> float:
     rows = expert_rows(tokens, load.n_expert, load.n_used, rates.tile_tokens)
     padded = math.ceil(tokens / rates.tile_tokens) * rates.tile_tokens
     flop = 2 * (load.fixed_weights * padded + load.expert_weights * rows)
-    flop += 4 * load.attention_width * tokens * (past + tokens / 2)
+    if load.attention:
+        flop += tokens * load.attention.flops(past + tokens // 2)
     read = load.fixed_bytes
     if load.n_expert:
         part = experts_touched(tokens, load.n_expert, load.n_used) / load.n_expert
@@ -278,9 +296,3 @@ def _binomial(n: int, p: float) -> np.ndarray:
     k = np.arange(n + 1)
     log_choose = log_factorial[n] - log_factorial[k] - log_factorial[n - k]
     return np.exp(log_choose + k * math.log(p) + (n - k) * math.log1p(-p))
-
-
-def _attention_width(gguf: GGUFMap) -> int:
-    heads = gguf.count("attention.head_count")
-    size = gguf.count("attention.key_length")
-    return heads * size if size else gguf.count("embedding_length")
