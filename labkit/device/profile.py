@@ -99,7 +99,7 @@ class DeviceProfile:
         if not sizes:
             return at_base
         size = min(sizes, key=lambda s: abs(math.log(s / read_kib)))
-        by_lanes = {n: rate for (n, s), rate in points.items() if s == size}
+        by_lanes = {float(n): rate for (n, s), rate in points.items() if s == size}
         return at_base * _curve(by_lanes, lanes) / by_lanes[base]
 
     def with_figures(self, figures: dict[str, Figure], **changes: Any) -> DeviceProfile:
