@@ -58,11 +58,11 @@ class Header:
     data_offset: int = 0
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path, *, header_only: bool = False) -> Header:
     """Read and check the header of one file; tensor data is never touched.
 
-    Raises `NotAModelError` for anything that is no GGUF file, `ModelFileError` (or its child
-    `TruncatedFileError`) for one against the rules.
+    With ``header_only`` the file may end where its header does. Raises `NotAModelError` for what
+    is no GGUF file, `ModelFileError` (or its child `TruncatedFileError`) for one against the rules.
     """
     size = refuse_non_gguf(path)
     header = Header(path, size)
@@ -76,7 +76,7 @@ def read_header(path: Path) -> Header:
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read: {error.strerror or error}.") from error
     header.data_offset = -(-cursor.offset // header.alignment) * header.alignment
-    if header.tensors and header.data_offset > size:
+    if header.tensors and header.data_offset > size and not header_only:
         raise cursor.truncated(header.data_offset - cursor.offset, "the padding before tensor data")
     return header
 

@@ -14,11 +14,11 @@ MAX_SHARDS = 1024
 _LISTED = 10
 
 
-def read_model_headers(path: Path) -> list[Header]:
-    """Return the headers of a model's files in shard order."""
+def read_model_headers(path: Path, *, header_only: bool = False) -> list[Header]:
+    """Return the headers of a model's files in shard order; see `read_header`."""
     with contextlib.suppress(OSError):  # reading the header says what is wrong with the path
         path = _only_model_in(path) if path.is_dir() else path
-    first = read_header(path)
+    first = read_header(path, header_only=header_only)
     count = _split_key(first, "split.count", "UINT16", default=1)
     if count <= 1:
         return [first]
@@ -26,7 +26,8 @@ def read_model_headers(path: Path) -> list[Header]:
         raise ModelFileError(f"{path}: declares {count} shards; labkit reads up to {MAX_SHARDS}.")
     headers = []
     for number, shard_path in enumerate(_shard_paths(path, count)):
-        header = first if shard_path == path else read_header(shard_path)
+        same = shard_path == path
+        header = first if same else read_header(shard_path, header_only=header_only)
         _check_shard(header, number, count)
         headers.append(header)
     _check_total(headers)

@@ -9,7 +9,8 @@ from labkit.sheet.bounds import LatencyFloor
 from labkit.sheet.cache_rows import CACHE_KINDS, CacheOptions, CacheRows
 from labkit.sheet.make import sheet
 from labkit.sheet.model_sheet import ModelSheet
-from labkit.sheet.weights import PARTS, Weight
+from labkit.sheet.shape import ModelShape, load_shape, shape_names
+from labkit.sheet.weights import PARTS, Weight, at_bits
 
 __all__ = [
     "CACHE_KINDS",
@@ -17,7 +18,11 @@ __all__ = [
     "CacheOptions",
     "CacheRows",
     "LatencyFloor",
+    "ModelShape",
     "ModelSheet",
     "Weight",
+    "at_bits",
+    "load_shape",
+    "shape_names",
     "sheet",
 ]

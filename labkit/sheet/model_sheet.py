@@ -12,6 +12,7 @@ from labkit.errors import OptionError, SheetError
 from labkit.sheet.attention import Attention
 from labkit.sheet.bounds import LatencyFloor, time_floor_s
 from labkit.sheet.cache_rows import CacheOptions, CacheRows
+from labkit.sheet.shape import PublishedCount
 from labkit.sheet.weights import (
     DENSE,
     EMBEDDINGS,
@@ -40,13 +41,13 @@ class ModelSheet:
         n_expert, n_expert_used: routed experts of a layer and the most that a token uses of them;
             0 in a dense model.
         context_length: tokens that it was trained for, 0 if it does not say.
-        n_vocab: rows of its token embedding, 0 if it has none.
         weights: every tensor.
         cache: rows of the KV cache and recurrent states of one sequence; None if labkit does not
             know how llama.cpp caches this architecture (`cache_note` says so).
         attention: what attending costs, by layer.
         notes: what a reader of the figures has to know.
         sources: where a published shape comes from.
+        published: what its publisher counts, to compare with.
         header_only: made from a file without its tensor data.
     """
 
@@ -57,7 +58,6 @@ class ModelSheet:
     n_expert: int
     n_expert_used: int
     context_length: int
-    n_vocab: int
     weights: tuple[Weight, ...]
     cache: tuple[CacheRows, ...] | None
     attention: tuple[Attention, ...]
@@ -65,6 +65,7 @@ class ModelSheet:
     notes: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     header_only: bool = False
+    published: PublishedCount | None = None
     experts_used: dict[int, int] = field(default_factory=dict)
 
     # What it holds.
@@ -288,9 +289,7 @@ class ModelSheet:
             flash = time_floor_s(missed, rate * 2**20)
         return LatencyFloor(
             self.flops_per_token(n_past) / (tops * 1e12) if tops else nan,
-            time_floor_s(self.token_bytes + self.kv_read_bytes(n_past), dram * 1e9)
-            if dram
-            else nan,
+            time_floor_s(moved, dram * 1e9) if dram else nan,
             flash,
         )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from labkit.architectures import (
@@ -64,10 +65,12 @@ class Weight:
     @property
     def n_params(self) -> int:
         """Number of elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
+
+    @property
+    def n_experts(self) -> int:
+        """Routed experts that it holds; 0 for every other tensor."""
+        return self.shape[2] if self.role == ROUTED_EXPERT else 0
 
     @property
     def token_params(self) -> float:
@@ -118,6 +121,26 @@ def weights_of_file(gguf: GGUFMap) -> list[Weight]:
             tied=tied,
         )
         weights.append(Weight(t.name, t.role, layer, t.shape, t.nbytes, share))
+    return weights
+
+
+def weights_of_shape(
+    tensors: Iterable[tuple[str, tuple[int, ...]]], used: Sequence[int], n_computed_layers: int
+) -> list[Weight]:
+    """The tensors of a shape, at 32 bits; `used` has the experts that a token uses, by layer."""
+    tensors = list(tensors)
+    tied = all(name != "output.weight" for name, _ in tensors)
+    weights = []
+    for name, shape in tensors:
+        layer = layer_of(name)
+        share = token_share(
+            name,
+            shape,
+            n_used=used[layer] if layer is not None else 0,
+            n_computed_layers=n_computed_layers,
+            tied=tied,
+        )
+        weights.append(Weight(name, role_of(name), layer, shape, 4 * math.prod(shape), share))
     return weights
 
 
