@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 MIB = 2**20
 
 SKEW = 6.0
-"""Exponent of `assumed_hit_pct`: the middle of what the recorded runs show, 3 to 10."""
-SKEW_LOW, SKEW_HIGH = 3.0, 10.0
+"""Exponent of `assumed_hit_pct`: the middle of what the recorded runs show, 3 to 12."""
+SKEW_LOW, SKEW_HIGH = 3.0, 12.0
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def assumed_hit_pct(
     """The share of lookups that an LRU cache finds, if nothing is known of the routing.
 
     ``1 - (1 - cached share) ** skew``: skew 1 would be routing at random; recorded runs of
-    fine-grained models lie between 3 and 10. Below the token cycle an LRU cache finds nothing.
+    fine-grained models lie between 3 and 12. Below the token cycle an LRU cache finds nothing.
     """
     share = np.clip(np.asarray(cache_mib, float) / expert_mib, 0, 1)
     found = 100 * (1 - (1 - share) ** skew)
