@@ -29,7 +29,7 @@ app = typer.Typer(
 )
 
 #: Commands in the order in which `labkit --help` shows them.
-COMMANDS = ("tour", "run", "inspect", "generate", "trace", "replay", "synth", "doctor")
+COMMANDS = ("tour", "run", "inspect", "generate", "trace", "replay", "bench", "synth", "doctor")
 
 
 def _print_version(wanted: bool) -> None:

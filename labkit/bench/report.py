@@ -1,0 +1,116 @@
+"""A benchmark in words: the verdict, the remarks on single cases, what was not controlled."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from labkit.bench.result import BenchResult
+from labkit.bench.summary import first_token_ratio, identity, speed_ratio, summary
+
+_STOCK_AT_THE_LIMIT = ("mmap", "mmap-random")
+
+
+def verdict(result: BenchResult, table: pd.DataFrame | None = None) -> str:
+    """Whether streaming is worth it for this model on this machine, in two or three sentences.
+
+    The best streamed case is held against the better of the stock ways that ran under the same
+    conditions. `table` is a `summary` that is at hand already.
+    """
+    table = summary(result) if table is None else table
+    done = table[table["status"] == "ok"]
+    streamed = done[done["kind"].str.startswith("stream")]
+    stock = done[done["kind"].isin(_STOCK_AT_THE_LIMIT)]
+    if streamed.empty or stock.empty:
+        missing = "streamed case" if streamed.empty else "stock case (mmap or mmap-random)"
+        return f"No {missing} ran to its end, so nothing can be said about streaming here."
+    best = streamed.sort_values("decode_tok_s").iloc[-1]
+    rival = stock.sort_values("decode_tok_s").iloc[-1]
+    found = speed_ratio(result, rival["case"], best["case"])
+    if found is None:
+        return "The streamed and the stock cases share no round, so they cannot be compared."
+    where = _where(result)
+    speeds = (
+        f"{best['case']} decodes {best['decode_tok_s']:.2f} tokens a second and "
+        f"{rival['case']}, the better stock way, {rival['decode_tok_s']:.2f}: "
+        f"{found.value:.2f} times as fast, 95 % interval {found.low:.2f} to {found.high:.2f}"
+    )
+    if found.low > 1:
+        head = f"Streaming is worth it here{where}"
+    elif found.high < 1:
+        head = f"For speed streaming is not worth it here{where}"
+    else:
+        head = f"Streaming makes no clear difference to speed here{where}"
+    return " ".join([f"{head}: {speeds}.", *_more(result, done, best, rival)])
+
+
+def remarks(result: BenchResult, table: pd.DataFrame | None = None) -> list[str]:
+    """What a reader has to know about single cases: failures, short runs, differing bits."""
+    table = summary(result) if table is None else table
+    found = []
+    for row in table.to_dict("records"):
+        if row["status"] != "ok" or row["failed"]:
+            whole = row["status"] if row["status"] != "ok" else f"{row['failed']} runs failed"
+            found.append(f"{row['case']}: {whole}: {row['reason']}")
+    asked = result.facts["n"]
+    done = result.runs[result.runs["status"] == "ok"]
+    for case, runs in done.groupby("case", sort=False):
+        least = int(runs["n_tokens"].min())
+        if least < asked:
+            found.append(
+                f"{case}: a run measured {least} of {asked} tokens before its time was up; "
+                "ratios compare the tokens that both cases had."
+            )
+    return [*found, bits_in_words(result)]
+
+
+def bits_in_words(result: BenchResult) -> str:
+    """Whether all cases gave the same logits, and why one may not have."""
+    table = identity(result)
+    compared = table[table["compared"] > 0]
+    exact = compared[compared["exact"]]
+    differing = exact[exact["same_bits"] == False]  # noqa: E712  (None is neither)
+    parts = []
+    if len(differing):
+        names = ", ".join(
+            f"{r.case} (from token {int(str(r.differs_at))} on)" for r in differing.itertuples()
+        )
+        parts.append(f"The logits DIFFER where they must not: {names}. That is a fault in labkit.")
+    elif len(exact) > 1:
+        n = int(exact["compared"].min())
+        parts.append(
+            f"Bit identity: {len(exact)} cases gave the same logits, all {n} rows (sha256)."
+        )
+    for row in compared[~compared["exact"]].itertuples():
+        same = "has the same logits too" if row.same_bits else "has other logits"
+        parts.append(
+            f"{row.case} {same}: repacked weights are multiplied by other kernels, which add up "
+            "in another order."
+        )
+    return " ".join(parts) or "Nothing could be compared bit for bit."
+
+
+def _where(result: BenchResult) -> str:
+    limit, size = result.facts["memory_limit_mib"], result.facts["model_mib"]
+    if limit is None:
+        return ", without a memory limit"
+    return f", with {limit:,.0f} MiB of memory for a model of {size:,.0f} MiB"
+
+
+def _more(result: BenchResult, done: pd.DataFrame, best: pd.Series, rival: pd.Series) -> list[str]:
+    parts = []
+    cold = first_token_ratio(result, rival["case"], best["case"])
+    if cold == cold:
+        parts.append(
+            f"From a cold start its first token is there after {best['first_token_s']:.2f} s, with "
+            f"{rival['case']} after {rival['first_token_s']:.2f} s."
+        )
+    whole = done[done["kind"] == "resident"]
+    if len(whole):
+        top = whole.iloc[0]
+        share = 100 * best["decode_tok_s"] / top["decode_tok_s"]
+        parts.append(
+            f"With the whole model in memory it would be {top['decode_tok_s']:.2f} tokens a second;"
+            f" streaming reaches {share:.0f} % of that with a cache of {best['cache_mib']:,.0f} MiB"
+            f" for {result.facts['expert_mib']:,.0f} MiB of experts."
+        )
+    return parts
