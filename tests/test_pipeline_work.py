@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from labkit.bundled import model_path
-from labkit.device import htp
+from labkit.device import htp, load_profile
+from labkit.device.pipeline_rates import Rates, rates_of
 from labkit.device.pipeline_request import amdahl, break_even_outputs, requests, with_decode
 from labkit.device.pipeline_work import (
     LayerLoad,
-    Rates,
     compute_s,
     expert_rows,
     experts_touched,
     layers_of,
     model_prefill,
 )
-from labkit.errors import OptionError
+from labkit.errors import DeviceError, OptionError
 from labkit.gguf_map import GGUFMap, open_gguf
 from labkit.sheet import sheet
 from labkit.sheet.attention import Attention
@@ -197,3 +197,12 @@ def test_absurd_prompts_are_refused():
         model_prefill([LAYER], 8, RATES, chunk=-1)
     with pytest.raises(OptionError, match="no layers"):
         model_prefill([], 8, RATES)
+
+
+def test_a_profile_gives_the_rates_or_says_what_is_missing():
+    phone = load_profile("oneplus-15r")
+    rates = rates_of(phone)
+    assert rates.device_gflop_s == phone.need("htp_prefill_gflop_s")
+    assert rates.read_gb_s == pytest.approx(phone.flash_mib_s(4096, 4) * 2**20 / 1e9)
+    with pytest.raises(DeviceError, match="htp_prefill_gflop_s"):
+        rates_of(load_profile("ddr4-laptop"))

@@ -7,7 +7,7 @@ model leaves out is named where it matters, and every table made of it says "mod
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from labkit.architectures import ROUTED_EXPERT
 from labkit.device.htp import CPU, handovers
 from labkit.device.pipeline import Job, Timeline, schedule
+from labkit.device.pipeline_rates import Rates
 from labkit.errors import OptionError
 
 if TYPE_CHECKING:
@@ -55,46 +56,6 @@ class LayerLoad:
     n_used: int = 0
     attention: Attention | None = None
     handovers: int = 0
-
-
-@dataclass(frozen=True)
-class Rates:
-    """How fast things go. A rate of infinity costs no time.
-
-    Attributes:
-        read_gb_s: reading from flash, 1e9 bytes a second; infinity for weights in memory already.
-        copy_gb_s: a copy in memory between reading and use; infinity where reads go straight in.
-        layout_gb_s: changing the layout for the device; infinity where it computes from the file's.
-        device_gflop_s: the device's real rate in wide products, 1e9 operations a second (a multiply
-            and an addition are two). Far below what is advertised.
-        cpu_gflop_s: the CPU's, for the tail and for what the device lacks.
-        memory_gb_s: at which the device streams weights from memory; its compute takes at least
-            that long.
-        tile_tokens: the device computes for tokens in groups of this size; an expert that fewer
-            tokens chose costs as much as a whole group.
-        layer_ms: fixed time of a layer on the device, whatever its width.
-        barrier_ms: handing a slot over.
-        sync_ms: one operation that goes to the CPU, there and back, without its own time.
-    """
-
-    read_gb_s: float
-    device_gflop_s: float
-    cpu_gflop_s: float
-    copy_gb_s: float = math.inf
-    layout_gb_s: float = math.inf
-    memory_gb_s: float = math.inf
-    tile_tokens: int = 1
-    layer_ms: float = 0.0
-    barrier_ms: float = 0.0
-    sync_ms: float = 0.0
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            positive = item.name.endswith("_s") or item.name == "tile_tokens"
-            if math.isnan(value) or value < 0 or (positive and value == 0):
-                least = "more than 0" if positive else "0 or more"
-                raise OptionError(f"{item.name} is {value}; it must be {least}")
 
 
 def layers_of(sheet: ModelSheet, table: pd.DataFrame | None = None) -> list[LayerLoad]:
