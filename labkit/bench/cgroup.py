@@ -92,10 +92,10 @@ class MemoryCgroup:
         Raises:
             BenchError: it cannot be removed within ten seconds.
         """
-        if self.version == 1:
-            # Page cache left behind would stay charged to the group above.
+        # Page cache left behind would stay charged to the group above (version 1 alone has this).
+        if (force := self.directory / "memory.force_empty").exists():
             with contextlib.suppress(OSError):
-                (self.directory / "memory.force_empty").write_text("0")
+                force.write_text("0")
         until = time.monotonic() + 10
         while True:
             try:
