@@ -5,6 +5,7 @@
 >>> ledger.kv_bytes(8192)
 """
 
+from labkit.sheet.ask import LlamaMemory, ask_llama
 from labkit.sheet.bounds import LatencyFloor
 from labkit.sheet.cache_rows import CACHE_KINDS, CacheOptions, CacheRows
 from labkit.sheet.make import sheet
@@ -18,9 +19,11 @@ __all__ = [
     "CacheOptions",
     "CacheRows",
     "LatencyFloor",
+    "LlamaMemory",
     "ModelShape",
     "ModelSheet",
     "Weight",
+    "ask_llama",
     "at_bits",
     "load_shape",
     "shape_names",

@@ -95,10 +95,10 @@ def _sheet_of_file(gguf: GGUFMap) -> ModelSheet:
 
 
 def _sheet_of_shape(shape: ModelShape, bits: Bits) -> ModelSheet:
-    keys = Keys(shape.metadata, shape.cache_architecture, shape.where)
+    keys = shape.keys
     cache, attention, note = _cache(keys, {name for name, _ in shape.tensors}.__contains__)
     used = keys.by_layer("expert_used_count", keys.n_layers)
-    weights = weights_of_shape(shape.tensors, used, keys.n_trunk_layers)
+    weights = weights_of_shape(shape)
     experts = [w for w in weights if w.n_experts]
     made = ModelSheet(
         name=shape.name,

@@ -25,7 +25,7 @@ from typing import Any
 
 from labkit.bundled import DATA_DIR
 from labkit.errors import SheetError
-from labkit.sheet.keys import MAX_LAYERS
+from labkit.sheet.keys import MAX_LAYERS, Keys
 
 FORMAT = "labkit-shape 1"
 MANY_FORMAT = "labkit-shapes 1"
@@ -65,6 +65,11 @@ class ModelShape:
     sources: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     published: PublishedCount | None = None
+
+    @property
+    def keys(self) -> Keys:
+        """Its metadata, with llama.cpp's defaults."""
+        return Keys(self.metadata, self.cache_architecture, self.where)
 
 
 def shape_names() -> list[str]:

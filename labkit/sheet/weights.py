@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from labkit.architectures import (
@@ -19,6 +19,7 @@ from labkit.architectures import (
 from labkit.errors import OptionError
 from labkit.gguf_map import GGUFMap
 from labkit.gguf_map.types import GGML_TYPES
+from labkit.sheet.shape import ModelShape
 
 ROUTED, SHARED, EMBEDDINGS, DENSE = "routed experts", "shared experts", "embeddings", "dense"
 
@@ -124,31 +125,31 @@ def weights_of_file(gguf: GGUFMap) -> list[Weight]:
     return weights
 
 
-def weights_of_shape(
-    tensors: Iterable[tuple[str, tuple[int, ...]]], used: Sequence[int], n_computed_layers: int
-) -> list[Weight]:
-    """The tensors of a shape, at 32 bits; `used` has the experts that a token uses, by layer."""
-    tensors = list(tensors)
-    tied = all(name != "output.weight" for name, _ in tensors)
+def weights_of_shape(shape: ModelShape) -> list[Weight]:
+    """The tensors of a shape, at 32 bits."""
+    keys = shape.keys
+    used = keys.by_layer("expert_used_count", keys.n_layers)
+    tied = all(name != "output.weight" for name, _ in shape.tensors)
     weights = []
-    for name, shape in tensors:
+    for name, dimensions in shape.tensors:
         layer = layer_of(name)
         share = token_share(
             name,
-            shape,
+            dimensions,
             n_used=used[layer] if layer is not None else 0,
-            n_computed_layers=n_computed_layers,
+            n_computed_layers=keys.n_trunk_layers,
             tied=tied,
         )
-        weights.append(Weight(name, role_of(name), layer, shape, 4 * math.prod(shape), share))
+        nbytes = 4 * math.prod(dimensions)
+        weights.append(Weight(name, role_of(name), layer, dimensions, nbytes, share))
     return weights
 
 
 def at_bits(weights: Iterable[Weight], bits: Bits) -> list[Weight]:
     """The same weights at another width.
 
-    A number counts for every element. A type of ggml holds matrices whose rows fit its blocks, as
-    quantised files have it: vectors, norms and routers stay F32, other rows become F16.
+    A number counts for every element. A type of ggml is used as quantised files use it, see
+    `type_for`.
 
     Raises:
         OptionError: not 0.5 to 32 bits, or no type of ggml.
@@ -179,13 +180,18 @@ def _check_bits(bits: object) -> None:
         raise OptionError(f"{bits!r} bits a weight; give a number from 0.5 to 32, or a ggml type")
 
 
+def type_for(weight: Weight, name: str) -> str:
+    """The ggml type that a file quantised to `name` gives a tensor.
+
+    Vectors, norms and routers stay F32; rows that do not fit into blocks become F16.
+    """
+    if len(weight.shape) < 2 or weight.role in (NORM, ROUTER):
+        return "F32"
+    return "F16" if weight.shape[0] % _TYPES[name][0] else name
+
+
 def _size(weight: Weight, bits: float | str) -> int:
     if not isinstance(bits, str):
         return round(weight.n_params * bits / 8)
-    name = bits
-    if len(weight.shape) < 2 or weight.role in (NORM, ROUTER):
-        name = "F32"
-    elif weight.shape[0] % _TYPES[bits][0]:
-        name = "F16"
-    block, nbytes = _TYPES[name]
+    block, nbytes = _TYPES[type_for(weight, bits)]
     return weight.n_params // block * nbytes
