@@ -29,7 +29,19 @@ app = typer.Typer(
 )
 
 #: Commands in the order in which `labkit --help` shows them.
-COMMANDS = ("tour", "run", "inspect", "generate", "trace", "replay", "bench", "synth", "doctor")
+COMMANDS = (
+    "tour",
+    "run",
+    "inspect",
+    "generate",
+    "trace",
+    "replay",
+    "bench",
+    "device",
+    "plan",
+    "synth",
+    "doctor",
+)
 
 
 def _print_version(wanted: bool) -> None:
