@@ -8,6 +8,7 @@
 from labkit.sheet.ask import LlamaMemory, ask_llama
 from labkit.sheet.bounds import LatencyFloor
 from labkit.sheet.cache_rows import CACHE_KINDS, CacheOptions, CacheRows
+from labkit.sheet.ledger import MemoryLedger, fit_table, memory_ledger, sparsity_table
 from labkit.sheet.make import sheet
 from labkit.sheet.model_sheet import ModelSheet
 from labkit.sheet.shape import ModelShape, load_shape, shape_names
@@ -20,12 +21,16 @@ __all__ = [
     "CacheRows",
     "LatencyFloor",
     "LlamaMemory",
+    "MemoryLedger",
     "ModelShape",
     "ModelSheet",
     "Weight",
     "ask_llama",
     "at_bits",
+    "fit_table",
     "load_shape",
+    "memory_ledger",
     "shape_names",
     "sheet",
+    "sparsity_table",
 ]

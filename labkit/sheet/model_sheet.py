@@ -208,6 +208,19 @@ class ModelSheet:
         """Operations per byte of weights in a batch of tokens; compare with the ridge point."""
         return n_tokens * self.flops_per_token() / self.batch_bytes(n_tokens)
 
+    @property
+    def n_vocab(self) -> int:
+        """Rows of the output matrix, one for each token of the vocabulary; 0 if there is none."""
+        rows = {w.name: w.shape[1] for w in self.weights if len(w.shape) > 1 and w.layer is None}
+        return rows.get("output.weight") or rows.get("token_embd.weight", 0)
+
+    def compute_floor_bytes(self, n_ubatch: int = 512) -> int:
+        """The least that llama.cpp's compute buffers take: the logits of one prefill graph.
+
+        The real size (see `labkit.sheet.ask_llama`) is larger, for most models by a tenth.
+        """
+        return 4 * self.n_vocab * n_ubatch
+
     # The context.
 
     def kv_bytes(
