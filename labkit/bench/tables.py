@@ -24,7 +24,7 @@ def _speed(rows: Sequence[dict[Any, Any]], base: str) -> Table:
         "Decode",
         f"x {base}: times as fast, with a 95 % bootstrap interval over rounds and tokens. "
         "Spread: largest minus smallest round, of the median. –: not measured.",
-        ("cache\nMiB", "tok/s", "spread\n%", f"times\nx {base}", "hits\n%", "read\nMiB/tok"),
+        ("cache\nMiB", "tok/s", "spread\n%", f"times\nx {base}", "hits\n%"),
     )
     for row in rows:
         if row["status"] != "ok":
@@ -39,7 +39,6 @@ def _speed(rows: Sequence[dict[Any, Any]], base: str) -> Table:
             number(row["spread_pct"], 0),
             "1" if row["case"] == base else interval if known else "–",
             number(row["hit_pct"], 1),
-            number(row["read_mib"], 1),
         )
     return shown
 
@@ -48,13 +47,13 @@ def _token(rows: Sequence[dict[Any, Any]]) -> Table:
     shown = _table(
         "A token, in milliseconds",
         "p50 to p99 of all measured tokens, then means. Compute is what is left over of the wall "
-        "time; wait is exposed: the graph stood still for reads. Faults waited for the disk.",
-        ("p50", "p95", "p99", "compute", "wait", "cache", "faults"),
+        "time; wait is exposed: the graph stood still for reads.",
+        ("p50", "p95", "p99", "compute", "wait", "cache\nwork", "read\nMiB"),
     )
     for row in (row for row in rows if row["status"] == "ok"):
         columns = ("p50_ms", "p95_ms", "p99_ms", "compute_ms", "wait_ms", "manage_ms")
         shown.add_row(
-            row["case"], *(number(row[c], 1) for c in columns), number(row["major_faults"], 1)
+            row["case"], *(number(row[c], 1) for c in columns), number(row["read_mib"], 1)
         )
     return shown
 
@@ -63,8 +62,16 @@ def _start(rows: Sequence[dict[Any, Any]], base: str) -> Table:
     shown = _table(
         "Cold start and memory",
         "Open plus prompt, the file dropped from the page cache before. Peak is the process's own "
-        "memory; in brackets what its cgroup had, page cache included.",
-        ("open\ns", "prompt\ns", f"times\nx {base}", "read\nMiB", "peak\nMiB", "same\nbits"),
+        "memory; in brackets what its cgroup had, page cache included. Faults waited for a disk.",
+        (
+            "open\ns",
+            "prompt\ns",
+            f"times\nx {base}",
+            "read\nMiB",
+            "peak\nMiB",
+            "same\nbits",
+            "faults\n/token",
+        ),
     )
     for row in (row for row in rows if row["status"] == "ok"):
         peak = number(row["peak_rss_mib"], 0)
@@ -78,6 +85,7 @@ def _start(rows: Sequence[dict[Any, Any]], base: str) -> Table:
             number(row["load_read_mib"], 0),
             peak,
             {True: "yes", False: "no"}.get(row["same_bits"], "–"),
+            number(row["major_faults"], 1),
         )
     return shown
 
@@ -91,13 +99,14 @@ def _table(title: str, caption: str, columns: Iterable[str]) -> Table:
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, 1),
+        collapse_padding=True,
     )
-    shown.add_column("case", no_wrap=True)
+    shown.add_column("case", overflow="fold", max_width=18)
     for name in columns:
         shown.add_column(name, justify="right", no_wrap=True)
     return shown
 
 
 def number(value: float | None, digits: int) -> str:
-    """A figure for people; a dash for one that was not measured."""
-    return "–" if value is None or value != value else f"{value:,.{digits}f}"
+    """A figure for people, without decimals from 1,000 on; a dash for one not measured."""
+    return "–" if value is None or value != value else f"{value:,.{digits * (abs(value) < 1e3)}f}"
