@@ -87,34 +87,41 @@ def _text(profile: DeviceProfile):
     from labkit.device.figures import FIGURES
 
     yield f"[bold]{escape(profile.name)}[/]: {escape(profile.title)}"
-    table = Table(box=box.SIMPLE)
-    table.add_column("figure")
-    table.add_column("value", justify="right")
-    for name in ("how", "meaning", "source"):
-        table.add_column(name, overflow="fold")
+    sources = list(dict.fromkeys(figure.source for figure in profile.figures.values()))
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("figure", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    for column in ("how", "meaning"):
+        table.add_column(column)
+    table.add_column("source", justify="right")
     for name, figure in profile.figures.items():
         value = f"{figure.value:,.4g}" if figure.value < 1000 else f"{figure.value:,.0f}"
-        table.add_row(name, value, figure.how, FIGURES[name].meaning, escape(figure.source))
+        number = str(1 + sources.index(figure.source))
+        table.add_row(name, value, figure.how, FIGURES[name].meaning, number)
     yield table
-    yield _flash_table(profile)
+    for number, source in enumerate(sources, 1):
+        yield f"[dim]{number}[/] {escape(source)}"
+    if profile.flash:
+        yield _flash_table(profile)
+    for source in dict.fromkeys(point.source for point in profile.flash):
+        yield escape(f"Flash: {source}")
     if profile.notes:
         yield escape(profile.notes)
 
 
 def _flash_table(profile: DeviceProfile):
     from rich import box
-    from rich.markup import escape
     from rich.table import Table
 
     lanes = sorted({point.lanes for point in profile.flash})
-    table = Table(box=box.SIMPLE, title="Flash, MiB/s by read size and lanes", title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, title="Flash, MiB/s", title_justify="left")
     table.add_column("read KiB", justify="right")
     for n in lanes:
         table.add_column(f"{n} lane{'s' if n > 1 else ''}", justify="right")
-    rates = {(point.read_kib, point.lanes): point.mib_s for point in profile.flash}
+    rates: dict[tuple[float, int], list[str]] = {}
+    for point in profile.flash:
+        rates.setdefault((point.read_kib, point.lanes), []).append(f"{point.mib_s:,.0f}")
     for size in sorted({point.read_kib for point in profile.flash}):
-        cells = [f"{rates[size, n]:,.0f}" if (size, n) in rates else "" for n in lanes]
+        cells = ["\n".join(rates.get((size, n), [])) for n in lanes]
         table.add_row(f"{size:g}", *cells)
-    sources = dict.fromkeys(point.source for point in profile.flash)
-    table.caption = escape("; ".join(sources)) if sources else "no rates"
     return table

@@ -136,8 +136,7 @@ def _text(made: Plan) -> Iterator[RenderableType]:
     yield _speed_table(made)
     yield _memory_table(made)
     color = "green" if made.recommended else "yellow"
-    head = made.recommended or "Nothing fits"
-    yield f"[bold {color}]{head[0].upper()}{head[1:]}.[/] {escape(made.reason)}"
+    yield f"[bold {color}]{made.recommended or 'Nothing fits'}:[/] {escape(made.reason)}"
     for row in made.paths:
         if row.remark:
             yield f"[dim]{row.path}: {escape(row.remark)}.[/]"
@@ -146,13 +145,9 @@ def _text(made: Plan) -> Iterator[RenderableType]:
 
 
 def _speed_table(made: Plan):
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE, title="Predicted", title_justify="left")
-    table.add_column("path")
-    for name in ("hits %", "read MiB/token", "decode tok/s", "band", "prompt s", "request s"):
-        table.add_column(name, justify="right")
+    table = _table("Predicted", ("hits\n%", "read\nMiB/tok", "decode\ntok/s", "band\ntok/s"))
+    for name in ("prompt\ns", "request\ns"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in made.paths:
         style = "bold" if row.path == made.recommended else None
         table.add_row(row.path, *_speed_cells(made, row), style=style)
@@ -161,25 +156,20 @@ def _speed_table(made: Plan):
 
 def _speed_cells(made: Plan, row: PathPlan) -> tuple[str, ...]:
     if math.isnan(row.decode_tok_s):
-        return ("", "", "does not fit", "", "", "") if not row.fits else ("",) * 6
+        return ("", "", "no room" if not row.fits else "?", "", "", "")
     return (
         f"{row.hit.hit_pct:.0f}" if row.hit else "",
         f"{row.read_mib_per_token:,.0f}",
-        f"{row.decode_tok_s:.3g}",
-        f"{row.low_tok_s:.2g} - {row.high_tok_s:.2g}",
+        _rate(row.decode_tok_s),
+        f"{_rate(row.low_tok_s)} to {_rate(row.high_tok_s)}",
         _seconds(row.prefill_s),
         _seconds(made.request_s(row)),
     )
 
 
 def _memory_table(made: Plan):
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE, title="Memory, MiB", title_justify="left")
-    table.add_column("path")
-    for name in ("dense weights", "experts", "KV", "compute", "sum", "fits"):
-        table.add_column(name, justify="right")
+    names = ("dense\nweights", "experts", "KV", "compute", "sum", "fits")
+    table = _table("Memory, MiB", names)
     for row in made.paths:
         memory = row.memory
         parts = (memory.dense_mib, memory.experts_mib, memory.kv_mib, memory.compute_mib)
@@ -188,6 +178,21 @@ def _memory_table(made: Plan):
             row.path, *cells, f"{memory.total_mib:,.0f}", "yes" if row.fits else "[yellow]no[/]"
         )
     return table
+
+
+def _table(title: str, names: tuple[str, ...]):
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
+    table.add_column("", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _rate(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 1 else f"{value:.2g}"
 
 
 def _seconds(value: float) -> str:

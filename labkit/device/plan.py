@@ -11,7 +11,7 @@ from labkit.device.hits import HitRate
 if TYPE_CHECKING:
     import pandas as pd
 
-MMAP, RESIDENT, SERIAL, OVERLAPPED = "mmap", "resident", "streamed", "streamed, overlapped"
+MMAP, RESIDENT, SERIAL, OVERLAPPED = "mmap", "resident", "stream-serial", "stream-overlap"
 PATHS = (MMAP, RESIDENT, SERIAL, OVERLAPPED)
 
 

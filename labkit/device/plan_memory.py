@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from labkit.device.plan import MMAP, RESIDENT, Memory, Request
+from labkit.device.plan import MMAP, OVERLAPPED, RESIDENT, Memory, Request
 from labkit.errors import BudgetError, SheetError
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def kv_mib(model: ModelSheet, request: Request) -> float:
 def compute_mib(model: ModelSheet, request: Request) -> float:
     """An estimate of llama.cpp's compute buffers: a row of logits for every token of a batch.
 
-    llama.cpp reserves them for the widest graph; what else it reserves is smaller.
+    llama.cpp reserves them for the widest graph, of which this is all but a few percent:
+    `labkit.sheet.ask_llama` asks it.
     """
     vocabulary = max(
         (w.shape[1] for w in model.weights if w.name in _LOGITS and len(w.shape) > 1), default=0
@@ -56,7 +57,7 @@ def automatic_cache_mib(model: ModelSheet, request: Request, usable_mib: float) 
 
     0 where it would be below the token cycle, since an LRU cache would then find nothing.
     """
-    beside = memory_of(model, request, "streamed", 0).total_mib
+    beside = memory_of(model, request, OVERLAPPED, 0).total_mib
     room = min(usable_mib * (1 - SPARE) - beside, model.routed_bytes / MIB)
     return room if room >= model.token_cycle_bytes / MIB else 0.0
 

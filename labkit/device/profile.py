@@ -83,14 +83,19 @@ class DeviceProfile:
 
         Interpolated over the logarithm of the size at the lanes that were measured most, scaled by
         what other lanes made of the size that was measured with them. Sizes and lanes outside the
-        measurements take the nearest. `DeviceError` if no flash rate is known.
+        measurements take the nearest; of a point that was measured twice the mean counts.
+
+        Raises `DeviceError` if no flash rate is known.
         """
         if not self.flash:
             raise DeviceError(
                 f"{self._where}: the profile has no flash rates. Add a point to 'flash' (read_kib, "
                 "lanes, mib_s, source), or measure with `labkit device --measure`."
             )
-        points = {(p.lanes, p.read_kib): p.mib_s for p in self.flash}
+        measured: dict[tuple[int, float], list[float]] = {}
+        for point in self.flash:
+            measured.setdefault((point.lanes, point.read_kib), []).append(point.mib_s)
+        points = {place: sum(rates) / len(rates) for place, rates in measured.items()}
         counts = [p.lanes for p in self.flash]
         base = max(sorted(set(counts)), key=counts.count)
         at_base = _curve({size: rate for (n, size), rate in points.items() if n == base}, read_kib)
