@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from labkit.errors import LabkitError
@@ -100,7 +99,7 @@ def _sheet_of_shape(shape: ModelShape, bits: Bits) -> ModelSheet:
     used = keys.by_layer("expert_used_count", keys.n_layers)
     weights = weights_of_shape(shape)
     experts = [w for w in weights if w.n_experts]
-    made = ModelSheet(
+    return ModelSheet(
         name=shape.name,
         architecture=shape.architecture,
         where=shape.where,
@@ -114,9 +113,10 @@ def _sheet_of_shape(shape: ModelShape, bits: Bits) -> ModelSheet:
         cache_note=note,
         notes=shape.notes,
         sources=shape.sources,
+        from_shape=True,
+        published=shape.published,
         experts_used={w.layer: used[w.layer] for w in experts if w.layer is not None},
     )
-    return replace(made, published=shape.published)
 
 
 def _cache(

@@ -49,6 +49,7 @@ class ModelSheet:
         sources: where a published shape comes from.
         published: what its publisher counts, to compare with.
         header_only: made from a file without its tensor data.
+        from_shape: made from a description, not from a file.
     """
 
     name: str
@@ -65,6 +66,7 @@ class ModelSheet:
     notes: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     header_only: bool = False
+    from_shape: bool = False
     published: PublishedCount | None = None
     experts_used: dict[int, int] = field(default_factory=dict)
 
