@@ -93,8 +93,12 @@ class BenchResult:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-            (directory / BENCH_FILE).write_text(text + "\n", encoding="utf-8")
-            self.tokens.to_csv(directory / TOKENS_FILE, index=False, lineterminator="\n")
+            tokens = self.tokens.to_csv(index=False, lineterminator="\n")
+            # Each file is whole or the old one, should this be stopped here.
+            for name, words in ((TOKENS_FILE, tokens), (BENCH_FILE, text + "\n")):
+                new = directory / f"{name}.new"
+                new.write_text(words, encoding="utf-8", newline="\n")
+                new.replace(directory / name)
         except OSError as error:
             raise BenchError(
                 f"{directory}: the tables cannot be written: {error.strerror or error}"

@@ -184,7 +184,7 @@ def _without_filler(table: pd.DataFrame) -> pd.DataFrame:
     """
     if len(table) and "cpu_ms" in table and (table["cpu_ms"] == 0).all():
         unknown = [name for name in ("cpu_ms", "majflt", "majflt_mib") if name in table]
-        if (table[unknown] == 0).all(axis=None):
+        if (table[unknown] == 0).to_numpy().all():
             table[unknown] = np.nan
     return table
 
