@@ -176,7 +176,11 @@ def test_the_command_gives_json():
     [
         (["no-such-model", "--device", "oneplus-15r"], 1, "no published shape"),
         ([BUNDLED, "--device", "oneplus-15x"], 1, "Did you mean 'oneplus-15r'"),
-        ([BUNDLED, "--device", "oneplus-15r"], 1, "longer than the model's own 512"),
+        (
+            [BUNDLED, "--device", "oneplus-15r", "--n-ctx", "600"],
+            1,
+            "longer than the model's own 512",
+        ),
         ([BUNDLED], 2, "which device?"),
         ([BUNDLED, "--device", "oneplus-15r", "--cache-mib", "much"], 2, "no number of MiB"),
         ([BUNDLED, "--device", "oneplus-15r", "--cache-mib", "-3"], 2, "no number of MiB"),

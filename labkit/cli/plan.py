@@ -50,19 +50,27 @@ def command(
             help="Width of the weights, such as 4.85 or Q4_0; a shape has 4 without it.",
         ),
     ] = None,
-    n_ctx: Annotated[int, typer.Option("--n-ctx", min=1, help="Tokens of context.")] = 4096,
-    prompt: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 512,
-    output: Annotated[int, typer.Option(min=0, help="Tokens of the answer.")] = 128,
+    n_ctx: Annotated[
+        int | None,
+        typer.Option("--n-ctx", min=1, help="Tokens of context; else the model's, at most 4096."),
+    ] = None,
+    prompt: Annotated[int | None, typer.Option(min=1, help="Tokens of the prompt; else 512.")] = (
+        None
+    ),
+    output: Annotated[int | None, typer.Option(min=0, help="Tokens of the answer; else 128.")] = (
+        None
+    ),
     lanes: Annotated[int, typer.Option(min=1, max=64, help="Reads under way at once.")] = 4,
     json: Annotated[bool, typer.Option("--json", help="Plain JSON on stdout.")] = False,
 ) -> None:
     """Predict a model on a device: what fits, how fast each way would be, and which to choose."""
     budget = _budget(cache_mib)
     width = _bits(bits)
+    from dataclasses import replace
+
     from labkit.cli.console import emit_json, stdout
     from labkit.device import load_profile
-    from labkit.device.plan import Request
-    from labkit.device.planner import plan
+    from labkit.device.planner import default_request, plan
     from labkit.policy import POLICIES
     from labkit.sheet import sheet
     from labkit.trace import RouteTrace
@@ -73,13 +81,16 @@ def command(
             param_hint="--policy",
         )
     profile = load_profile(_device(device))
+    ledger = sheet(model, bits=width)
+    asked = {"n_ctx": n_ctx, "prompt_tokens": prompt, "output_tokens": output, "lanes": lanes}
+    given = {name: value for name, value in asked.items() if value is not None}
     made = plan(
-        sheet(model, bits=width),
+        ledger,
         profile,
         cache_mib=budget,
         trace=RouteTrace.open(trace) if trace else None,
         policy=policy,
-        request=Request(n_ctx=n_ctx, prompt_tokens=prompt, output_tokens=output, lanes=lanes),
+        request=replace(default_request(ledger), **given),
     )
     if json:
         emit_json(made.to_json())

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from labkit.trace import RouteTrace
 
 MIB = 2**20
+MAX_CTX = 4096
+SMALL_TOKEN_BYTES = 64 * MIB
 AIR = 0.9
 """A resident model should leave a tenth of the usable memory: the system takes it otherwise."""
 
@@ -52,7 +54,7 @@ def plan(
             tenth of the usable memory free.
         trace: routing of this model, for the hit rate; without it an assumption is stated.
         policy: the cache policy that the trace is replayed with.
-        request: context, prompt and answer.
+        request: context, prompt and answer; None is `default_request`.
 
     Raises:
         NotMoEError: a dense model.
@@ -62,8 +64,8 @@ def plan(
         TraceError: a trace of another model.
         PlanError: prompt and answer do not fit in the context.
     """
-    request = request or Request()
     _check_moe(model, device)
+    request = request or default_request(model)
     _check_request(request)
     usable = _usable_mib(device)
     budget = automatic_cache_mib(model, request, usable) if cache_mib == "auto" else cache_mib
@@ -87,6 +89,12 @@ def plan(
         reason=reason,
         assumptions=tuple(_assumptions(model, device, streamed_hit, paths)),
     )
+
+
+def default_request(model: ModelSheet) -> Request:
+    """The model's own context, at most 4096; a prompt of 512 and an answer of 128 if they fit."""
+    n_ctx = min(model.context_length or MAX_CTX, MAX_CTX)
+    return Request(n_ctx, min(512, max(1, n_ctx // 2)), min(128, n_ctx // 4))
 
 
 def check_trace(trace: RouteTrace, model: ModelSheet) -> None:
@@ -230,6 +238,11 @@ def _assumptions(model: ModelSheet, device: DeviceProfile, hit: HitRate, paths):
     guessed = [name for name, figure in device.figures.items() if figure.how == "assumed"]
     if guessed:
         yield f"The profile assumes {', '.join(guessed)}: see `labkit device {device.name}`."
+    if device.get("layer_ms") is None and model.token_bytes < SMALL_TOKEN_BYTES:
+        yield (
+            "The profile does not say layer_ms, the fixed time of a layer, which is most of the "
+            "time of a model as small as this: it will be slower than predicted."
+        )
     if device.get("band_pct") is None:
         yield "The profile has no band_pct; 30 % is taken. `labkit device --calibrate` measures it."
     if device.get("usable_mib") is None:
