@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from labkit.device.fit import Fit, fit_constants
+from labkit.device.fit import START, Fit, fit_constants
 from labkit.device.profile import DeviceProfile, Figure
 from labkit.device.speed import Constants
 from labkit.errors import DeviceError
@@ -66,7 +66,9 @@ def fit_bench(profile: DeviceProfile, result: BenchResult, model: ModelSheet) ->
             "--cache-mib A,B --out DIR` with budgets below the model's experts."
         )
     start = Constants.of(profile)
-    return fit_constants(rows, replace(start, hidden_pct=max(start.hidden_pct, 1.0)))
+    if profile.get("hidden_pct") is None:
+        start = replace(start, hidden_pct=START.hidden_pct)
+    return fit_constants(rows, start)
 
 
 def bench_rows(profile: DeviceProfile, result: BenchResult, model: ModelSheet) -> pd.DataFrame:

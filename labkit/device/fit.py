@@ -18,7 +18,7 @@ _LIMITS = {
     "read_share_pct": (1.0, 200.0),
     "hidden_pct": (1.0, 100.0),
 }
-_PULL = 0.02
+_PULL = 0.005
 _ROUNDS = 40
 _FACTORS = (-1.0, -0.3, 0.0, 0.3, 1.0)
 
@@ -108,8 +108,9 @@ def _times(runs: pd.DataFrame, constants: Constants) -> TokenTime:
 
 def _search(runs: pd.DataFrame, start: Constants, names: list[str]) -> Constants:
     """A grid around the best point so far, in logarithms, that narrows where it finds no better."""
-    origin = np.log([getattr(start, name) for name in names])
     low, high = np.log([_LIMITS[name] for name in names]).T
+    given = [max(getattr(start, name), _LIMITS[name][0]) for name in names]
+    origin = np.clip(np.log(given), low, high)
     measured = runs["decode_tok_s"].to_numpy(float)
 
     def constants(at: np.ndarray) -> Constants:

@@ -70,7 +70,7 @@ def _measure(path: Path, say: Callable[[str], object]) -> DeviceProfile:
     flash = flash_rates(file)
     say("decode and prefill with stock llama.cpp, the model in memory")
     rate = model_rate(file, ledger.flops_per_token(64), threads=threads)
-    figures |= _speed_figures(ledger, rate, _small_rate(threads), f"{how}: {ledger.name}")
+    figures |= speed_figures(ledger, rate, _small_rate(threads), f"{how}: {ledger.name}")
     notes = "" if isinstance(flash, list) else f"Flash was not measured: {flash}"
     if isinstance(flash, list):
         figures["read_share_pct"] = Figure(
@@ -100,14 +100,17 @@ def _memory_figures(how: str) -> dict[str, Figure]:
     }
 
 
-def _speed_figures(
+def speed_figures(
     ledger, rate: ModelRate, small: tuple[float, int, float] | None, how: str
 ) -> dict[str, Figure]:
     """Decode rate and fixed time of a layer, from two models: two equations, two unknowns.
 
     `small` is (seconds a token, layers, bytes a token) of a small model, None if there is none.
+    It tells nothing of a model that is not much larger.
     """
     seconds, layers, nbytes = rate.token_s, ledger.n_layers, ledger.token_bytes
+    if small is not None and (nbytes < 3 * small[2] or nbytes / small[2] * small[1] <= layers):
+        small = None
     layer_s = 0.0
     if small is not None:
         small_s, small_layers, small_bytes = small
