@@ -13,8 +13,9 @@ import pytest
 from labkit.bench import cgroup, file_cache
 from labkit.bench.cases import KINDS, default_cases, parse_budget, parse_cases
 from labkit.bench.cgroup import memory_cgroup
-from labkit.bench.statistics import percentiles, ratio, spread_pct
+from labkit.bench.statistics import ratio, spread_pct
 from labkit.errors import BenchError, OptionError
+from labkit.runtime.metrics_csv import percentiles
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="page cache and cgroups of Linux")
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -47,12 +50,12 @@ def test_a_row_is_a_token_with_everything_that_its_step_knows(runs) -> None:
     steps = runs[0][0].steps
     table = step_table(steps)
     assert len(table) == len(steps) == 12
-    for row, step in zip(table.itertuples(), steps, strict=True):
-        assert row.position == step.index
-        assert row.token == step.token
-        assert row.wall_ms == pytest.approx(1e3 * step.wall_s)
-        assert row.read_mib * 2**20 == pytest.approx(step.bytes_read)
-        assert (row.hits, row.misses) == (step.hits, step.misses)
+    assert table["position"].tolist() == [step.index for step in steps]
+    assert table["token"].tolist() == [step.token for step in steps]
+    assert np.allclose(table["wall_ms"], [1e3 * step.wall_s for step in steps])
+    assert np.allclose(table["read_mib"] * 2**20, [step.bytes_read for step in steps])
+    assert table["hits"].tolist() == [step.hits for step in steps]
+    assert table["misses"].tolist() == [step.misses for step in steps]
     parts = table["compute_ms"] + table["wait_ms"] + table["manage_ms"]
     assert np.allclose(parts, table["wall_ms"])
     assert table["hit_pct"].between(0, 100).all()
@@ -247,3 +250,23 @@ def read(folder: Path, text: str) -> Metrics:
     path = folder / "m.csv"
     path.write_bytes(text.encode())
     return read_metrics(path)
+
+
+def test_generate_writes_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.csv"
+    code = "import sys; sys.argv[0] = 'labkit'; from labkit.cli import main; main()"
+    words = ["generate", str(model_path("main-q4_0")), "--tokens", "5,6,7", "-n", "6",
+             "--cache-mib", "1", "--metrics", str(path), "--json"]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    plain = json.loads(done.stdout)
+    found = read_metrics(path)
+    assert len(found.rows) == 6
+    assert found.info["moe_stream"] == "1"
+    assert found.info["temp"] == "0"
+    wall = found.table()["wall_ms"]
+    assert plain["token_latency_ms"]["p50"] == pytest.approx(wall.median(), abs=1e-3)
+    assert plain["ttft_s"] > 0
+    assert plain["open_s"] > 0

@@ -20,7 +20,7 @@ TOKENS_FILE = "tokens.csv"
 TOKEN_COLUMNS = [
     "round", "case", "index", "warmup", "token", "path", "wall_ms", "compute_ms", "wait_ms",
     "manage_ms", "read_ms", "read_mib", "prefetch_mib", "hits", "misses", "prefetch_hits",
-    "hit_pct", "cpu_ms", "major_faults", "expert_resident_mib",
+    "hit_pct", "cpu_ms", "major_faults", "energy_j", "expert_resident_mib",
 ]  # fmt: skip
 _TEXT_COLUMNS = ("case", "path")
 _NEEDED_TOKENS = ("round", "case", "index", "warmup", "wall_ms")
@@ -28,7 +28,7 @@ _NEEDED_TOKENS = ("round", "case", "index", "warmup", "wall_ms")
 RUN_COLUMNS = [
     "round", "place", "case", "kind", "limit_mib", "cache_mib", "status", "reason", "cached_pct",
     "open_s", "prefill_s", "first_token_s", "open_read_mib", "load_read_mib", "load_major_faults",
-    "n_tokens", "decode_tok_s", "decode_device_read_mib", "decode_energy_j", "peak_rss_mib",
+    "n_tokens", "decode_tok_s", "decode_device_read_mib", "peak_rss_mib",
     "cgroup_peak_mib", "expert_resident_mib", "overlap", "overlap_note", "reads", "swap_note",
 ]  # fmt: skip
 _RUN_TEXT = ("case", "kind", "status", "reason", "overlap", "overlap_note", "reads", "swap_note")

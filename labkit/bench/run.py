@@ -222,7 +222,6 @@ def _figures(answer: dict[str, Any]) -> dict[str, Any]:
     """A worker's answer in the table's units."""
     measured = [row for row in answer["tokens"] if not row["warmup"]]
     seconds = sum(row["wall_ms"] for row in measured) / 1e3
-    joules = answer["decode_energy_j"]
     return {
         "cache_mib": answer.get("cache_mib"),
         "open_s": answer["open_s"],
@@ -234,7 +233,6 @@ def _figures(answer: dict[str, Any]) -> dict[str, Any]:
         "n_tokens": len(measured),
         "decode_tok_s": len(measured) / seconds,
         "decode_device_read_mib": _mib(answer["decode_device_read_bytes"]),
-        "decode_energy_j": joules,
         "peak_rss_mib": _mib(answer["peak_resident_bytes"]),
         "expert_resident_mib": _mib(answer.get("expert_resident_bytes")),
         "overlap": answer.get("overlap"),

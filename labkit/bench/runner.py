@@ -88,10 +88,8 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         }
         read_before = device_read_bytes()
         rows, turns = _decode(runner, job)
-        after = usage()
         figures |= {
             "decode_device_read_bytes": _since(read_before, device_read_bytes()),
-            "decode_energy_j": _since(loaded.energy_j, after.energy_j),
             "peak_resident_bytes": peak_resident_bytes(),
             **runner.notes(),
         }
@@ -188,6 +186,7 @@ class _StockRunner:
                 "wall_ms": 1e3 * wall_s,
                 "cpu_ms": 1e3 * (after.cpu_s - before.cpu_s),
                 "major_faults": _since(before.major_faults, after.major_faults),
+                "energy_j": _since(before.energy_j, after.energy_j),
             }
 
     def notes(self) -> dict[str, Any]:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-PERCENTILES = (50, 95, 99)
-
 
 @dataclass(frozen=True)
 class Ratio:
@@ -17,19 +15,6 @@ class Ratio:
     value: float
     low: float
     high: float
-
-
-def percentiles(values: Sequence[float] | np.ndarray) -> dict[str, float]:
-    """p50, p95 and p99 by linear interpolation; NaN without values.
-
-    Of fewer than 100 values the p99 lies between the two largest: read it as "the worst".
-    """
-    known = np.asarray(values, float)
-    known = known[np.isfinite(known)]
-    if not len(known):
-        return {f"p{p}": float("nan") for p in PERCENTILES}
-    found = np.percentile(known, PERCENTILES)
-    return {f"p{p}": float(value) for p, value in zip(PERCENTILES, found, strict=True)}
 
 
 def spread_pct(values: Sequence[float] | np.ndarray) -> float:

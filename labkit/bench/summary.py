@@ -9,12 +9,13 @@ import pandas as pd
 
 from labkit.bench.cases import KINDS
 from labkit.bench.result import BenchResult
-from labkit.bench.statistics import Ratio, percentiles, ratio, spread_pct
+from labkit.bench.statistics import Ratio, ratio, spread_pct
+from labkit.runtime.metrics_csv import percentiles
 
 #: Means over a case's measured tokens.
 _MEANS = [
     "wall_ms", "compute_ms", "wait_ms", "manage_ms", "read_ms", "read_mib", "prefetch_mib",
-    "cpu_ms", "major_faults",
+    "cpu_ms", "major_faults", "energy_j",
 ]  # fmt: skip
 #: Medians over a case's runs.
 _MEDIANS = [
@@ -30,7 +31,7 @@ def summary(result: BenchResult) -> pd.DataFrame:
     decode_tok_s (median over rounds) and spread_pct (largest minus smallest, of the median);
     ratio, ratio_low, ratio_high (times as fast as the baseline, 95 % bootstrap interval); p50_ms,
     p95_ms, p99_ms of token latency; per token wall_ms, compute_ms (a residual), wait_ms, manage_ms,
-    read_ms, read_mib, prefetch_mib, cpu_ms, major_faults, hit_pct, energy_j; cold start: open_s,
+    read_ms, read_mib, prefetch_mib, cpu_ms, major_faults, energy_j, hit_pct; cold start: open_s,
     prefill_s, first_token_s, first_token_ratio (baseline's time by this), load_read_mib,
     load_major_faults; memory; same_bits (None where nothing can be compared), differs_at.
     """
@@ -132,7 +133,6 @@ def _case(result: BenchResult, runs: pd.DataFrame, name: str) -> dict[str, Any]:
         **{f"{p}_ms": v for p, v in percentiles(tokens["wall_ms"].to_numpy()).items()},
         **{column: tokens[column].mean() for column in _MEANS},
         "hit_pct": 100 * tokens["hits"].sum() / lookups if lookups else np.nan,
-        "energy_j": (done["decode_energy_j"] / done["n_tokens"]).median(),
         **{column: done[column].median() for column in _MEDIANS},
         "overlap": done["overlap"].iloc[0] if len(done) else None,
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,6 +27,10 @@ def command(
     n_ctx: options.ContextLength = None,
     temperature: options.Temperature = 0.0,
     seed: options.Seed = 0,
+    metrics: Annotated[
+        Path | None,
+        typer.Option(metavar="OUT.csv", help="A row of figures per token, as bmoe_metrics CSV."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Plain JSON with all figures.")] = False,
 ) -> None:
     """Generate text with a MoE model inside a memory budget, and show what it cost."""
@@ -32,6 +38,7 @@ def command(
     from labkit.cli.console import emit_json, stderr
     from labkit.runtime import Session
 
+    begin = time.perf_counter()
     with Session(
         model,
         resident=resident,
@@ -43,8 +50,11 @@ def command(
         temperature=temperature,
         seed=seed,
     ) as session:
+        open_s = time.perf_counter() - begin
         result = session.generate(wanted, n, hash_logits=True)
-        figures = _figures(session, result)
+        figures = _figures(session, result, open_s)
+        if metrics:
+            _write_metrics(metrics, session, result, io_threads=lanes, temp=temperature, seed=seed)
     if json:
         emit_json(figures)
         return
@@ -52,7 +62,7 @@ def command(
     stderr().print(_summary(figures), style="dim")
 
 
-def _figures(session: Session, result: Generation) -> dict[str, Any]:
+def _figures(session: Session, result: Generation, open_s: float) -> dict[str, Any]:
     from labkit.runtime.memory import process_memory
 
     peak = process_memory()["peak_rss"]
@@ -64,6 +74,9 @@ def _figures(session: Session, result: Generation) -> dict[str, Any]:
         "logits_sha256": result.logits_sha256,
         "prefill_tok_s": result.prefill_tok_s,
         "decode_tok_s": result.decode_tok_s,
+        "ttft_s": result.ttft_s,
+        "open_s": open_s,
+        "token_latency_ms": _latency(result),
         "hit_rate": result.hit_rate,
         "bytes_read": None if session.cache_bytes is None else result.bytes_read,
         "cache_mib": None if session.cache_bytes is None else session.cache_bytes / 2**20,
@@ -71,6 +84,21 @@ def _figures(session: Session, result: Generation) -> dict[str, Any]:
         "peak_memory_mib": None if peak is None else peak / 2**20,
         "reads": session.reader_note,
     }
+
+
+def _latency(result: Generation) -> dict[str, float] | None:
+    """p50, p95 and p99 of a generated token's wall time; None without tokens."""
+    from labkit.runtime.metrics_csv import percentiles
+
+    return percentiles([1e3 * step.wall_s for step in result.steps]) if result.steps else None
+
+
+def _write_metrics(path: Path, session: Session, result: Generation, **options: Any) -> None:
+    from labkit.cli.console import stderr
+    from labkit.runtime.metrics_csv import session_info, write_metrics
+
+    write_metrics(path, [result], session_info(session, **options))
+    stderr().print(f"{len(result.steps)} rows written to {path}", style="dim", soft_wrap=True)
 
 
 def _summary(figures: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from labkit.runtime.session import Session
 
 MIB = 2**20
+PERCENTILES = (50, 95, 99)
 
 #: Columns of the CSV that labkit measures, in the order of the format.
 CSV_COLUMNS = [
@@ -50,7 +51,8 @@ def step_table(steps: Iterable[TokenStep]) -> pd.DataFrame:
     Columns: position, phase, token, text, path; batch and batch_tokens (the tokens of one graph
     share its times, so sum them per batch, not per row); wall_ms and its parts compute_ms (what is
     left over), wait_ms (exposed wait) and manage_ms; read_ms (a read was under way); read_mib,
-    prefetch_mib; hits, misses, prefetch_hits, hit_pct; cpu_ms, major_faults, expert_resident_mib.
+    prefetch_mib; hits, misses, prefetch_hits, hit_pct; cpu_ms, major_faults,
+    energy_j (the whole machine's), expert_resident_mib (by the cache's own sums).
     What was not measured is NaN. The routing itself is in the session's trace.
     """
     rows = list(steps)
@@ -71,6 +73,7 @@ def step_table(steps: Iterable[TokenStep]) -> pd.DataFrame:
             "prefetch_hits": _whole(rows, "prefetch_hits"),
             "cpu_ms": 1e3 * _real(rows, "cpu_s"),
             "major_faults": _real(rows, "major_faults"),
+            "energy_j": _real(rows, "energy_j"),
             "expert_resident_mib": _real(rows, "resident_bytes") / MIB,
         }
     )
@@ -81,6 +84,17 @@ def step_table(steps: Iterable[TokenStep]) -> pd.DataFrame:
     table["hit_pct"] = 100 * share
     table["batch_tokens"] = table.groupby("batch")["batch"].transform("size").astype(np.int64)
     return table
+
+
+def percentiles(values: Sequence[float] | np.ndarray) -> dict[str, float]:
+    """p50, p95 and p99 by linear interpolation, of the values that are known; NaN without any.
+
+    Of fewer than 100 values the p99 lies between the two largest: read it as "the worst".
+    """
+    known = np.asarray(values, float)
+    known = known[np.isfinite(known)]
+    found = np.percentile(known, PERCENTILES) if len(known) else np.full(3, np.nan)
+    return {f"p{p}": float(value) for p, value in zip(PERCENTILES, found, strict=True)}
 
 
 def session_info(session: Session, **more: object) -> dict[str, object]:
