@@ -7,115 +7,27 @@ The policies are the live ones. The cache starts empty.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from labkit.errors import BudgetError, TraceError
-from labkit.policy import POLICIES, Belady, CachePolicy, Entry, make_policy, next_uses
-from labkit.stack_distance import bytes_to_hit
+from labkit.demand import Demand, demand
+from labkit.errors import BudgetError
+from labkit.policy import POLICIES, Belady, CachePolicy, Echo, Forecast, make_policy, next_uses
+from labkit.stack_distance import stack_distance
 from labkit.trace import RouteTrace
+
+__all__ = ["Demand", "budget_grid", "demand", "lru_curve", "replay", "replay_batches"]
 
 MIB = 2**20
 
 
 class _Run(NamedTuple):
-    hits: list[int]
-    misses: list[int]
-    evicted: list[int]
+    hits: np.ndarray
+    evicted: np.ndarray
     peak_bytes: int
-
-
-@dataclass(frozen=True)
-class Demand:
-    """What a trace asks of a cache: one batch after another, each of one layer.
-
-    Attributes:
-        batches: (layer, expert) entries of each of B batches, distinct, in the order asked.
-        keys: (B,) rows: turn, phase (0 prefill, 1 decode), step (the batch's first), layer.
-        counts: (B,) entries in each batch.
-        sizes: (B,) bytes of an entry of the batch's layer.
-        entry_bytes: the same by layer.
-    """
-
-    batches: list[list[Entry]]
-    keys: pd.DataFrame
-    counts: np.ndarray
-    sizes: np.ndarray
-    entry_bytes: dict[int, int]
-
-    @property
-    def floor_bytes(self) -> int:
-        """Bytes of the largest batch, which no budget can go below."""
-        return int((self.counts * self.sizes).max(initial=0))
-
-    @property
-    def cycle_bytes(self) -> int:
-        """The token cycle: bytes that a generated token asks for in all layers, on average.
-
-        Below it an LRU cache over all layers finds next to nothing. 0 if nothing was generated.
-        """
-        decode = self.keys["phase"].to_numpy() == 1
-        tokens = len(self.keys.loc[decode, ["turn", "step"]].drop_duplicates())
-        return int((self.counts * self.sizes)[decode].sum() / max(tokens, 1))
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of all entries that are asked for: with that budget nothing is read twice."""
-        used = {entry for batch in self.batches for entry in batch}
-        return sum(self.entry_bytes[layer] for layer, _ in used)
-
-
-def demand(
-    trace: RouteTrace,
-    *,
-    entry_bytes: Mapping[int, int] | int | None = None,
-    ubatch: int | None = None,
-) -> Demand:
-    """Put a trace in the order in which its engine asked.
-
-    Args:
-        entry_bytes: bytes of an expert entry, by layer or for all; None takes the trace's own.
-        ubatch: tokens of one prefill batch; None puts the whole prompt in one.
-
-    Raises:
-        TraceError: the trace does not know the size of its entries, and none was given.
-    """
-    table = trace.table
-    phase = table["phase"].cat.codes.to_numpy()
-    rows = pd.DataFrame(
-        {"turn": table["turn"].to_numpy(), "phase": phase, "step": table["step"].to_numpy()}
-    )
-    first = rows["step"].groupby([rows["turn"], rows["phase"]]).transform("min").to_numpy()
-    step = rows["step"].to_numpy()
-    within = step - first
-    batch = np.where(phase == 1, step, first if ubatch is None else step - within % ubatch)
-    rows = rows.assign(
-        step=batch, layer=table["layer"].to_numpy(), expert=table["expert"].to_numpy()
-    )
-    # Rows come by token; a prompt's batch goes by layer, its tokens and slots in order.
-    order = np.lexsort((rows["layer"], batch, phase, rows["turn"]))
-    rows = rows.iloc[order].drop_duplicates(ignore_index=True)
-    keys = ["turn", "phase", "step", "layer"]
-    changed = (rows[keys].diff().fillna(1) != 0).any(axis=1).to_numpy()
-    starts = np.flatnonzero(changed)
-    bounds = np.r_[starts, len(rows)].tolist()
-    names = _Names()
-    pairs = zip(rows["layer"].tolist(), rows["expert"].tolist(), strict=True)
-    entries = [names[pair] for pair in pairs]
-    by_layer = _sizes(trace, entry_bytes, rows["layer"].unique().tolist())
-    layers = rows["layer"].to_numpy()[starts]
-    return Demand(
-        [entries[low:high] for low, high in pairwise(bounds)],
-        rows.loc[starts, keys].reset_index(drop=True),
-        np.diff(bounds),
-        np.array([by_layer[layer] for layer in layers.tolist()], np.int64),
-        by_layer,
-    )
 
 
 def replay(
@@ -148,22 +60,22 @@ def replay(
     decode = asked.keys["phase"].to_numpy() == 1
     total, total_decode = int(asked.counts.sum()), int(asked.counts[decode].sum())
     rows = []
-    for budget_mib, budget in budgets:
-        for name in policies:
-            run = _run(asked, _policy(name, budget, asked, future, seed))
-            hits = np.array(run.hits, np.int64)
+    for name in policies:
+        runs = _run(asked, _policies(name, [budget for _, budget in budgets], asked, future, seed))
+        for (budget_mib, _), run in zip(budgets, runs, strict=True):
             rows.append(
                 {
                     "budget_mib": budget_mib,
                     "policy": name,
-                    "hit_pct": _pct(hits.sum(), total),
-                    "hit_pct_decode": _pct(hits[decode].sum(), total_decode),
-                    "read_mib": float(((asked.counts - hits) * asked.sizes).sum() / MIB),
+                    "hit_pct": _pct(run.hits.sum(), total),
+                    "hit_pct_decode": _pct(run.hits[decode].sum(), total_decode),
+                    "read_mib": float(((asked.counts - run.hits) * asked.sizes).sum() / MIB),
                     "peak_resident_mib": run.peak_bytes / MIB,
                 }
             )
+    by_budget = [row for start in range(len(budgets)) for row in rows[start :: len(budgets) or 1]]
     columns = ["budget_mib", "policy", "hit_pct", "hit_pct_decode", "read_mib", "peak_resident_mib"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(by_budget, columns=columns)
 
 
 def replay_batches(
@@ -177,13 +89,13 @@ def replay_batches(
     asked = trace if isinstance(trace, Demand) else demand(trace)
     future = next_uses(asked.batches) if policy == "belady" else []
     _, budget = _budget_bytes(budget_mib)
-    run = _run(asked, _policy(policy, budget, asked, future, seed))
-    misses = np.array(run.misses, np.int64)
+    (run,) = _run(asked, _policies(policy, [budget], asked, future, seed))
+    misses = asked.counts - run.hits
     return asked.keys.assign(
         phase=asked.keys["phase"].map({0: "prefill", 1: "decode"}),
-        hits=np.array(run.hits, np.int64),
+        hits=run.hits,
         misses=misses,
-        evicted=np.array(run.evicted, np.int64),
+        evicted=run.evicted,
         read_bytes=misses * asked.sizes,
     )
 
@@ -197,11 +109,9 @@ def lru_curve(trace: RouteTrace | Demand) -> pd.DataFrame:
     big model, by half a point where the budget holds only a few batches.
     """
     asked = trace if isinstance(trace, Demand) else demand(trace)
-    entries = np.array([entry for batch in asked.batches for entry in batch], np.int64)
-    entries = entries.reshape(-1, 2)
-    ids = entries[:, 0] * (int(entries[:, 1].max(initial=0)) + 1) + entries[:, 1]
-    sizes = np.repeat(asked.sizes, asked.counts)
-    needs = bytes_to_hit(ids, sizes, np.repeat(np.arange(len(asked.batches)), asked.counts))
+    ids, sizes = asked.ids, np.repeat(asked.sizes, asked.counts)
+    between = stack_distance(ids, sizes, np.repeat(np.arange(len(asked.counts)), asked.counts))
+    needs = np.where(between < 0, -1, between + sizes)
     decode = np.repeat(asked.keys["phase"].to_numpy() == 1, asked.counts)
     order = np.argsort(needs, kind="stable")[int((needs < 0).sum()) :]
     found = needs[order]
@@ -223,56 +133,45 @@ def budget_grid(asked: Demand, n: int = 16) -> list[float]:
     return [asked.used_bytes * part / n / MIB for part in range(1, n + 1)]
 
 
-class _Names(dict[Entry, Entry]):
-    """One tuple per entry, however often it is named: a long trace holds references only."""
+def _run(asked: Demand, policies: list[CachePolicy]) -> list[_Run]:
+    """Take all policies through the batches in step."""
+    hits = [[] for _ in policies]
+    evicted = [[] for _ in policies]
+    peaks = [0] * len(policies)
+    each = list(zip(range(len(policies)), policies, hits, evicted, strict=True))
+    layers, choices = asked.keys["layer"].tolist(), asked.choices
+    for number, (batch, size) in enumerate(zip(asked.batches, asked.sizes.tolist(), strict=True)):
+        tokens = choices[number].tolist() if number in choices else None
+        for place, policy, hit, gone in each:
+            if tokens is None:
+                found = policy.lookup(batch, size)
+            else:
+                found = policy.request(layers[number], tokens, size)
+            hit.append(len(found.hits))
+            gone.append(len(found.evicted))
+            if policy.resident_bytes > peaks[place]:
+                peaks[place] = policy.resident_bytes
+    found = zip(hits, evicted, peaks, strict=True)
+    return [_Run(np.array(h, np.int64), np.array(e, np.int64), peak) for h, e, peak in found]
 
-    def __missing__(self, entry: Entry) -> Entry:
-        self[entry] = entry
-        return entry
 
-
-def _run(asked: Demand, policy: CachePolicy) -> _Run:
-    hits, misses, evicted = [], [], []
-    peak = 0
-    lookup = policy.lookup
-    for batch, size in zip(asked.batches, asked.sizes.tolist(), strict=True):
-        found = lookup(batch, size)
-        hits.append(len(found.hits))
-        misses.append(len(found.misses))
-        evicted.append(len(found.evicted))
-        if policy.resident_bytes > peak:
-            peak = policy.resident_bytes
-    return _Run(hits, misses, evicted, peak)
-
-
-def _policy(
-    name: str, budget: int, asked: Demand, future: list[list[int]], seed: int
-) -> CachePolicy:
+def _policies(
+    name: str, budgets: list[int], asked: Demand, future: list[list[int]], seed: int
+) -> list[CachePolicy]:
+    """The policy at each budget."""
     if name == "belady":
-        return Belady(budget, future)
-    return make_policy(name, budget, asked.entry_bytes, seed=seed)
+        return [Belady(budget, future) for budget in budgets]
+    if name == "echo":  # what it expects does not depend on the budget
+        layers = len(asked.entry_bytes)
+        forecast = Forecast(layers)
+        return [Echo(budget, layers, forecast) for budget in budgets]
+    return [make_policy(name, budget, asked.entry_bytes, seed=seed) for budget in budgets]
 
 
 def _budget_bytes(budget_mib: float) -> tuple[float, int]:
     if not budget_mib >= 0:
         raise BudgetError(f"A cache of {budget_mib} MiB makes no sense; 0 turns it off.")
     return float(budget_mib), int(min(budget_mib * MIB, 2**62))
-
-
-def _sizes(
-    trace: RouteTrace, entry_bytes: Mapping[int, int] | int | None, layers: list[int]
-) -> dict[int, int]:
-    if isinstance(entry_bytes, int):
-        entry_bytes = dict.fromkeys(layers, entry_bytes)
-    known = trace.entry_bytes if entry_bytes is None else entry_bytes
-    for layer in layers:
-        if known.get(layer, 0) <= 0:
-            raise TraceError(
-                f"The trace does not say how many bytes an expert of layer {layer} has, so a "
-                "budget in MiB means nothing. Give entry_bytes: bytes of one expert's weights "
-                "(all its projections), by layer or one number for all."
-            )
-    return {layer: known[layer] for layer in sorted(layers)}
 
 
 def _pct(part: np.ndarray | int, whole: int):

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from labkit.stack_distance import earlier_not_greater, previous_use
+from labkit.stack_distance import stack_distance
 
 _TOKEN = ["turn", "step"]
 
@@ -162,12 +162,8 @@ def reuse_distance(table: pd.DataFrame) -> pd.Series:
     ordered = _keyed(table)
     layers, experts = ordered["layer"].to_numpy(), ordered["expert"].to_numpy()
     entries = layers.astype(np.int64) * (int(experts.max(initial=0)) + 1) + experts
-    before = previous_use(entries)
-    # Entries in between are those whose own previous use lies at or before ours: count them among
-    # all that came earlier, less the ones up to our previous use, of which that is always true.
-    between = earlier_not_greater(before) - (before + 1)
-    distances = pd.Series(between, index=ordered.index, dtype="Int64")
-    return distances.mask(before < 0).rename("reuse_distance").reindex(table.index)
+    distances = pd.Series(stack_distance(entries), index=ordered.index, dtype="Int64")
+    return distances.mask(distances < 0).rename("reuse_distance").reindex(table.index)
 
 
 def lru_hit_rate(table: pd.DataFrame, fraction: float, n_expert: int) -> float:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from labkit.policy.base import Cache, CachePolicy, Entry, Lookup
+from labkit.policy.echo import Echo
+from labkit.policy.forecast import Forecast
 from labkit.policy.frequency import LFU, LRFU, Belady, next_uses
 from labkit.policy.partition import Partition
 from labkit.policy.queues import S3FIFO, Random
@@ -24,7 +26,9 @@ __all__ = [
     "Belady",
     "Cache",
     "CachePolicy",
+    "Echo",
     "Entry",
+    "Forecast",
     "Lookup",
     "Partition",
     "Random",
@@ -36,7 +40,7 @@ __all__ = [
 _PLAIN = {"lru": LRU, "lfu": LFU, "lrfu": LRFU, "slru": SegmentedLRU, "s3-fifo": S3FIFO}
 _BY_LAYER = {"layer-lru": LRU, "layer-lfu": LFU}
 
-ONLINE = (*_PLAIN, *_BY_LAYER, "random")
+ONLINE = (*_PLAIN, *_BY_LAYER, "echo", "random")
 """Names of the policies that a live session can use."""
 
 POLICIES = (*ONLINE, "belady")
@@ -59,6 +63,8 @@ def make_policy(
         return _PLAIN[name](budget_bytes)
     if name in _BY_LAYER:
         return Partition(budget_bytes, entry_bytes, _BY_LAYER[name])
+    if name == "echo":
+        return Echo(budget_bytes, len(entry_bytes))
     if name == "random":
         return Random(budget_bytes, seed)
     if name == "belady":
