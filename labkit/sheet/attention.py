@@ -9,6 +9,9 @@ from labkit.sheet.keys import Keys
 
 _F16_BYTES = 2
 
+SPARSE = frozenset({"deepseek32", "dots3note", "glm-dsa", "glm5-next", "hy_v4", "qwen4exp"})
+"""Architectures whose indexer picks the tokens to attend to."""
+
 
 @dataclass(frozen=True, slots=True)
 class Attention:
@@ -47,7 +50,7 @@ class Attention:
 def attention_layers(keys: Keys) -> list[Attention]:
     """The layers of the trunk that attend, from metadata."""
     layers = read_layers(keys)
-    chosen = keys.count("attention.indexer.top_k")
+    chosen = keys.count("attention.indexer.top_k") if keys.architecture in SPARSE else 0
     n_ff = keys.by_layer("feed_forward_length", keys.n_layers)
     found = []
     for layer in layers.trunk:

@@ -57,6 +57,9 @@ WINDOWS: dict[str, WindowRule] = {
 }
 """Architectures with sliding windows; others ignore the key, as llama.cpp does."""
 
+EVERY_LAYER = frozenset({"deepseek4", "dflash"})
+"""With hyper-connections, all layers have a window, whatever a pattern says."""
+
 RECURRENT_WITHOUT_KEYS = frozenset(
     {"bailingmoe3", "glm5-next", "granitehybrid", "jamba", "kimi-k3", "kimi-linear"}
     | {"lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe"}
@@ -65,6 +68,12 @@ RECURRENT_WITHOUT_KEYS = frozenset(
 
 RECURRENT_BY_INTERVAL = {"minimax-01": 8, "qwen3next": 4, "qwen35moe": 4, "qwen4exp": 4}
 """All layers are recurrent but every n-th, n being `full_attention_interval` or this."""
+
+SHORT_CONVOLUTION = frozenset({"lfm2", "lfm2moe"})
+"""Recurrent layers that keep the last few inputs of a convolution, and no state."""
+
+DELTA_ATTENTION = frozenset({"bailingmoe3", "glm5-next", "kimi-k3", "kimi-linear"})
+"""Recurrent layers with a square state for each query head (Kimi delta attention)."""
 
 TRUNK_ONLY_HYBRIDS = frozenset(RECURRENT_BY_INTERVAL) | {"glm5-next"}
 """Hybrids whose multi-token heads have no rows in the main context's cache."""
@@ -171,10 +180,10 @@ def _windows(keys: Keys) -> list[int]:
     if not (rule.required or width) or (rule.required and named and not width):
         return [0] * n_layers
     width = rule.width or width
+    if keys.architecture in EVERY_LAYER and keys.count("hyper_connection.count"):
+        return [width] * n_layers
     if keys.is_list(_PATTERN):
         return [width if has else 0 for has in keys.by_layer(_PATTERN, n_layers)]
-    if keys.architecture in ("deepseek4", "dflash"):
-        return [width] * n_layers
     period = keys.count(_PATTERN, rule.period)
     full = 0 if rule.full_first else period - 1
     layers = [period == 0 or layer % period != full for layer in range(n_trunk)]
@@ -200,16 +209,16 @@ def _recurrent(keys: Keys) -> list[bool]:
 
 def _state_widths(keys: Keys, heads: Heads) -> tuple[int, int]:
     """Elements of a recurrent layer's (convolution history, state)."""
-    steps = max(0, keys.count("ssm.conv_kernel") - 1)
+    arch = keys.architecture
+    if arch in SHORT_CONVOLUTION:
+        return keys.count("embedding_length") * (keys.count("shortconv.l_cache") - 1), 0
+    if arch in DELTA_ATTENTION:
+        width = keys.count("kda.head_dim")
+        steps = max(1, keys.count("ssm.conv_kernel", 4)) - 1
+        return 3 * steps * heads.n_query[0] * width, heads.n_query[0] * width * width
+    if arch == "minimax-01":
+        return 0, heads.n_query[0] * heads.key_width**2
     inner, state = keys.count("ssm.inner_size"), keys.count("ssm.state_size")
-    if history := keys.count("shortconv.l_cache"):
-        return keys.count("embedding_length") * (history - 1), state * inner
-    if width := keys.count("kda.head_dim"):
-        n_head = heads.n_query[0]
-        return 3 * (steps if keys.count("ssm.conv_kernel") else 3) * n_head * width, (
-            width * width * n_head
-        )
-    convolved = steps * (inner + 2 * keys.count("ssm.group_count") * state)
-    if keys.architecture == "minimax-01":
-        return convolved, heads.key_width**2 * heads.n_query[0]
-    return convolved, state * inner
+    groups = 0 if arch == "jamba" else keys.count("ssm.group_count")
+    steps = max(1, keys.count("ssm.conv_kernel")) - 1
+    return steps * (inner + 2 * groups * state), state * inner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, ModelFileError
 from labkit.gguf_map import GGUFMap
 from labkit.sheet.attention import Attention, attention_layers
 from labkit.sheet.cache_layout import cache_layout
@@ -61,6 +61,10 @@ def _read(source: str | Path) -> GGUFMap | ModelShape:
 
 
 def _sheet_of_file(gguf: GGUFMap) -> ModelSheet:
+    if not gguf.tensors:
+        raise ModelFileError(
+            f"{gguf.paths[0]}: holds no tensors (a vocabulary alone?), so there is nothing to weigh."
+        )
     keys = Keys(gguf.metadata, gguf.architecture, str(gguf.paths[0]))
     cache, attention, note = _cache(keys, gguf.has_tensor)
     weights = weights_of_file(gguf)

@@ -113,6 +113,11 @@ def _gemma4(layers: Layers, _: HasTensor) -> list[CacheRows]:
     return layers.attention([layer for layer in layers.trunk if layer < own])
 
 
+def _dflash(layers: Layers, _: HasTensor) -> list[CacheRows] | None:
+    """A draft of DeepSeek-V4 is a whole model: it has no multi-token heads to leave out."""
+    return layers.attention(layers.all) if layers.keys.count("hyper_connection.count") else None
+
+
 def _nemotron(layers: Layers, _: HasTensor) -> list[CacheRows]:
     """A layer attends, is recurrent, or has a feed-forward part: one of the three."""
     keys = layers.keys
@@ -126,6 +131,7 @@ def _nemotron(layers: Layers, _: HasTensor) -> list[CacheRows]:
 SPECIAL: dict[str, Callable[[Layers, HasTensor], list[CacheRows] | None]] = {
     "deepseek32": _sparse,
     "deepseek4": _deepseek4,
+    "dflash": _dflash,
     "dots3note": _sparse,
     "gemma4": _gemma4,
     "glm-dsa": _sparse,
