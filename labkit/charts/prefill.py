@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import altair as alt
 import pandas as pd
 
-from labkit.charts.theme import CATEGORICAL, title
+from labkit.charts.theme import CATEGORICAL, INK, title
 
 _WIDTH = 560
 #: One colour a path, whatever subset is measured; devices take the ones that are left.
@@ -116,6 +118,67 @@ def whole_requests(requests: pd.DataFrame) -> alt.FacetChart:
     return bars.facet(
         row=alt.Row("answer:N", title=None, sort=answers, header=alt.Header(labelAngle=0))
     ).properties(title=_title(finding, detail))
+
+
+def own_slots(table: pd.DataFrame) -> alt.LayerChart | alt.FacetChart:
+    """Draw labkit's own two-slot prefill by chunk length, and what the two-slot model says.
+
+    `table` is of `labkit.prefill_lab.check.replay_table`, runs of one prompt.
+    """
+    table = table.groupby("chunk", as_index=False).median()
+    table["compute, and the rest"] = table["measured_s"] - table["wait_s"]
+    table["waiting for reads"] = table["wait_s"]
+    table["label"] = [f"{int(n)}" for n in table["chunk"]]
+    first, last = table.iloc[0], table.iloc[-1]
+    finding = (
+        f"Measured here: two slots hide {last['hidden_pct']:.0f} % of the reads in chunks of "
+        f"{last['label']} tokens, {first['hidden_pct']:.0f} % in chunks of {first['label']}; the "
+        f"model of it is off by {table['error_pct'].abs().max():.1f} % at most"
+    )
+    detail = (
+        f"One prompt of {int(first['tokens'])} tokens, medians of the runs. Bars: measured. Ticks: "
+        "the two-slot model, given each layer's own times. Dots: how long reads were under way."
+    )
+    parts: list[Any] = ["compute, and the rest", "waiting for reads"]
+    order = list(table["label"])
+    y = alt.Y("label:N", title="tokens of a chunk", sort=order)
+    base = alt.Chart(table, width=_WIDTH, height=alt.Step(30)).encode(y=y)
+    domain = [*parts, "model", "reads under way"]
+    palette = [CATEGORICAL[0], CATEGORICAL[1], INK, CATEGORICAL[5]]
+    color = alt.Color(
+        "what:N", title=None, sort=domain, scale=alt.Scale(domain=domain, range=palette)
+    )
+    tip = [
+        "chunk:Q",
+        _figure("measured_s", ".4f"),
+        _figure("predicted_s", ".4f"),
+        _figure("error_pct", "+.1f"),
+        _figure("wait_s", ".4f"),
+        _figure("read_s", ".4f"),
+        _figure("hidden_pct", ".0f"),
+    ]
+    bars = (
+        base.transform_fold(parts, as_=["what", "seconds"])
+        .transform_calculate(order=f"datum.what == '{parts[0]}' ? 0 : 1")
+        .mark_bar(size=16)
+        .encode(
+            x=alt.X("seconds:Q", title="seconds of the prompt", stack="zero"),
+            color=color,
+            order=alt.Order("order:Q"),
+            tooltip=tip,
+        )
+    )
+    ticks = (
+        base.transform_calculate(what="'model'")
+        .mark_tick(thickness=2.5, size=26)
+        .encode(x="predicted_s:Q", color=color, tooltip=tip)
+    )
+    dots = (
+        base.transform_calculate(what="'reads under way'")
+        .mark_point(filled=True, size=70, opacity=1, stroke="#FCFCFD", strokeWidth=1)
+        .encode(x="read_s:Q", color=color, tooltip=tip)
+    )
+    return alt.layer(bars, ticks, dots).properties(title=_title(finding, detail))
 
 
 def recorded_prefills(table: pd.DataFrame) -> alt.LayerChart | alt.FacetChart:

@@ -39,6 +39,7 @@ COMMANDS = (
     "replay",
     "bench",
     "prefill",
+    "htp",
     "device",
     "plan",
     "synth",

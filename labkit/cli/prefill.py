@@ -57,8 +57,8 @@ def command(
     Each path runs in a process of its own, in turns over several rounds, from a cold file. What
     llama.cpp reports as devices takes part under its name: `--paths mmap,device:HTP0`.
     """
-    lengths = None if tokens is None else _counts(tokens, "--tokens")
-    answers = _counts(outputs, "--outputs")
+    lengths = None if tokens is None else parse_counts(tokens, "--tokens")
+    answers = parse_counts(outputs, "--outputs")
     from labkit.cli.console import emit_json, stderr, stdout
     from labkit.prefill_lab.lab import (
         DEFAULT_PATHS,
@@ -99,7 +99,8 @@ def command(
         stdout().print(part)
 
 
-def _counts(text: str, option: str) -> list[int]:
+def parse_counts(text: str, option: str) -> list[int]:
+    """Numbers of tokens from `8` or `8,128`, sorted; wrong use is an error of `option`."""
     try:
         found = sorted({int(part) for part in text.split(",")})
     except ValueError:
@@ -138,6 +139,11 @@ def _report(result: PrefillResult):
     yield _rates(result)
     yield _requests(result)
     yield _starts(result)
+    if words := _two_slots(result):
+        yield words
+    for row in result.starts().to_dict("records"):
+        if row["failed"]:
+            yield f"[red]{row['path']}[/red]: {row['reason']}"
     for note in result.facts["notes"]:
         yield f"[yellow]note:[/yellow] {note}"
 
@@ -149,25 +155,27 @@ def _rates(result: PrefillResult):
     lengths = sorted(rates["tokens"].unique()) if len(rates) else []
     base = result.base
     shown = Table(
-        title="Prefill, tokens a second (median of rounds; ± half the spread in %)",
-        caption=f"In brackets: times as fast as {base} at the same length, round by round."
-        if base and len(result.paths) > 1
-        else None,
+        title="Prefill by prompt length, tokens a second",
+        caption="Median of the rounds; ± half of what lies between the slowest and the fastest.",
     )
     shown.add_column("path")
     for length in lengths:
-        shown.add_column(f"{length} tokens", justify="right")
+        shown.add_column(f"{length}", justify="right")
+    if len(result.paths) > 1:
+        shown.add_column(f"times {base}\nat {lengths[-1]}", justify="right")
     for path in result.paths:
-        own = rates[rates["path"] == path].set_index("tokens")
-        shown.add_row(path, *(_rate(own.loc[n], path == base) for n in lengths))
+        own = rates[rates["path"] == path].set_index("tokens").to_dict("index")
+        cells = [_rate(own[n]) for n in lengths]
+        if len(result.paths) > 1:
+            cells.append(_number(own[lengths[-1]]["ratio"], ".2f"))
+        shown.add_row(path, *cells)
     return shown
 
 
-def _rate(row: Any, is_base: bool) -> str:
+def _rate(row: dict[Any, Any]) -> str:
     spread = row["spread_pct"]
-    around = "" if spread != spread else f" ±{spread / 2:.0f}%"
-    times = "" if is_base or row["ratio"] != row["ratio"] else f" [dim]({row['ratio']:.2f})[/dim]"
-    return f"{row['tok_s']:,.0f}{around}{times}"
+    around = "" if spread != spread else f" [dim]±{spread / 2:.0f}%[/dim]"
+    return f"{row['tok_s']:,.0f}{around}"
 
 
 def _requests(result: PrefillResult):
@@ -176,10 +184,13 @@ def _requests(result: PrefillResult):
     table = result.request_table()
     outputs = sorted(table["outputs"].unique()) if len(table) else []
     tokens = int(table["tokens"].iloc[0]) if len(table) else 0
-    shown = Table(title=f"Whole request with a prompt of {tokens} tokens, seconds (prompt's part)")
-    shown.add_column("path")
+    shown = Table(
+        title=f"Whole request in seconds, {tokens} prompt tokens",
+        caption="In brackets: the prompt's part of it.",
+    )
+    shown.add_column("answer tokens")
     for n in outputs:
-        shown.add_column(f"{n} token{'s' if n > 1 else ''} out", justify="right")
+        shown.add_column(str(n), justify="right")
     for path in result.paths:
         own = table[table["path"] == path].set_index("outputs")
         cells = [
@@ -195,15 +206,36 @@ def _requests(result: PrefillResult):
 def _starts(result: PrefillResult):
     from rich.table import Table
 
-    shown = Table(title="Cold start (file not in memory) and memory")
-    for name in ("path", "open s", "first token s", "read MiB", "peak MiB", "runs", ""):
-        shown.add_column(name, justify="left" if name in ("path", "") else "right")
+    shown = Table(
+        title="Cold start (file not in memory) and memory",
+        caption="Memory: the process's peak, less what it had before the model was opened.",
+    )
+    for name in ("path", "open s", "first token s", "read MiB", "memory MiB", "runs"):
+        shown.add_column(name, justify="left" if name == "path" else "right")
     for row in result.starts().to_dict("records"):
         seconds = [_number(row[name], ",.3g") for name in ("open_s", "first_token_s")]
-        sizes = [_number(row[name], ",.0f") for name in ("cold_storage_mib", "peak_rss_mib")]
+        sizes = [_number(row[name], ",.0f") for name in ("cold_storage_mib", "grown_mib")]
         runs = f"{row['runs']}, {row['failed']} failed" if row["failed"] else str(row["runs"])
-        shown.add_row(row["path"], *seconds, *sizes, runs, row["reason"] or "")
+        shown.add_row(row["path"], *seconds, *sizes, runs)
+
     return shown
+
+
+def _two_slots(result: PrefillResult) -> str:
+    """How well two slots hid the reads, and how well their model knows it."""
+    from labkit.prefill_lab.check import own_runs, replay_table
+
+    table = replay_table(own_runs(result))
+    if not len(table):
+        return ""
+    longest = table[table["tokens"] == table["tokens"].max()].median()
+    return (
+        f"Two slots, {longest['tokens']:.0f} tokens: reads took {1e3 * longest['read_s']:.1f} ms, "
+        f"compute waited {1e3 * longest['wait_s']:.1f} ms for them "
+        f"({longest['hidden_pct']:.0f} % hidden). Given each layer's own times, the two-slot model "
+        f"predicts this prompt to {longest['error_pct']:+.1f} %, all {len(table)} prompts within "
+        f"{table['error_pct'].abs().max():.1f} %."
+    )
 
 
 def _number(value: float, form: str) -> str:

@@ -7,8 +7,9 @@ and the last compute stand alone. `labkit.device.pipeline.schedule` is the exact
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
@@ -54,7 +55,9 @@ def chunk_table(
     return pd.DataFrame(rows)
 
 
-def closed_prefill_s(row: pd.Series, read_gb_s: float, device_gflop_s: float) -> float:
+def closed_prefill_s(
+    row: Mapping[Any, Any] | pd.Series, read_gb_s: float, device_gflop_s: float
+) -> float:
     """Seconds of a prompt from a row of `chunk_table`, without copies and layout changes."""
     prepare = row["step_bytes"] / (1e9 * read_gb_s)
     compute = row["step_gflop"] / device_gflop_s + row["step_cpu_s"]
@@ -81,23 +84,30 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
+def _prepare_s(load: LayerLoad, rates: Rates) -> float:
+    moved = load.stream_bytes * (1 / rates.read_gb_s + 1 / rates.copy_gb_s)
+    return (moved + load.layout_bytes / rates.layout_gb_s) / 1e9
+
+
 def hiding_chunk(
     layers: list[LayerLoad], rates: Rates, *, most: int = 1 << 16, tokens_before: int = 0
 ) -> int | None:
-    """The shortest chunk whose compute hides the preparation of the largest layer.
+    """The shortest chunk in which any layer's compute hides any other's preparation.
 
     None if even `most` tokens do not: the device is too fast, or the flash too slow, for it.
     """
     streamed = [load for load in layers if load.stream_bytes]
     if not streamed:
         return None
-    load = max(streamed, key=lambda load: load.stream_bytes)
-    prepare = load.stream_bytes / 1e9 * (1 / rates.read_gb_s + 1 / rates.copy_gb_s)
-    prepare += load.layout_bytes / 1e9 / rates.layout_gb_s
+    prepare = max(_prepare_s(load, rates) for load in streamed)
 
     def hides(tokens: int) -> bool:
-        busy = compute_s(load, tokens, tokens_before, rates) + fallback_s(load, tokens, rates)
-        return busy + load.handovers * rates.sync_ms / 1e3 >= prepare
+        return prepare <= min(
+            compute_s(load, tokens, tokens_before, rates)
+            + fallback_s(load, tokens, rates)
+            + load.handovers * rates.sync_ms / 1e3
+            for load in streamed
+        )
 
     if not hides(most):
         return None

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.architectures import ROUTED_EXPERT
-from labkit.device.htp import CPU, handovers
+from labkit.device.htp import CPU, handovers, placement
 from labkit.device.pipeline import Job, Timeline, schedule
 from labkit.device.pipeline_rates import Rates
 from labkit.errors import OptionError
+from labkit.sheet import sheet as make_sheet
+from labkit.sheet.header import open_header
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,6 +84,20 @@ def layers_of(sheet: ModelSheet, table: pd.DataFrame | None = None) -> list[Laye
         )
         for layer in range(sheet.n_layers)
     ]
+
+
+def read_layers(source: str | Path) -> tuple[ModelSheet, list[LayerLoad]]:
+    """The sheet and the layers of a GGUF file, whose types decide what an HTP takes, or of a
+    published shape (see `labkit.sheet.shape_names`), of which it takes everything.
+
+    Raises:
+        ModelFileError, SheetError: no such file or shape, or a damaged one.
+    """
+    ledger = make_sheet(source)
+    path = Path(source).expanduser()
+    if not path.exists() or path.suffix.lower() == ".json":
+        return ledger, layers_of(ledger)
+    return ledger, layers_of(ledger, placement(open_header(path)))
 
 
 def _load(

@@ -41,6 +41,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     `times` (see `Runner.request`), memory.
     """
     ggml.llama()  # loading the library is nobody's cold start
+    small = peak_resident_bytes()
     read, begin = device_read_bytes(), time.perf_counter()
     with _open(job) as runner:
         open_s = time.perf_counter() - begin
@@ -60,7 +61,8 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
             "cold_storage_bytes": cold_read,
             "prefills": rows,
             "times": times,
-            "peak_resident_bytes": peak_resident_bytes(),
+            "peak_resident_bytes": (peak := peak_resident_bytes()),
+            "grown_bytes": _since(small, peak),
         }
 
 
@@ -148,10 +150,11 @@ class _SessionRunner:
         found: dict[str, Any] = {
             "read_mib": float(graphs["read_mib"].sum()),
             "wait_s": float(graphs["wait_ms"].sum() / 1e3),
+            "read_s": float(graphs["read_ms"].sum() / 1e3),
+            "graph_s": float(graphs["wall_ms"].sum() / 1e3),
         }
-        layers = self._session.prefill_layers
-        if layers is not None and len(layers):
-            found["layers"] = layers.to_dict("records")
+        if set(graphs["path"]) == {"layers"}:
+            found["layers"] = self._session.prefill_layers.to_dict("records")
         return found
 
 

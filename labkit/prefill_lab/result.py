@@ -15,9 +15,9 @@ from labkit.errors import BenchError
 
 _MIB = 2**20
 _RUNS = ["round", "path", "status", "reason", "limit_mib", "cached_pct", "open_s"]
-_RUNS += ["first_token_s", "cold_storage_mib", "peak_rss_mib", "cgroup_peak_mib"]
+_RUNS += ["first_token_s", "cold_storage_mib", "peak_rss_mib", "grown_mib", "cgroup_peak_mib"]
 _PREFILLS = ["round", "path", "tokens", "ttft_s", "tok_s", "cpu_s", "major_faults"]
-_PREFILLS += ["storage_mib", "read_mib", "wait_s"]
+_PREFILLS += ["storage_mib", "read_mib", "wait_s", "read_s", "graph_s"]
 _REQUESTS = ["round", "path", "tokens", "outputs", "request_s"]
 _LAYERS = ["round", "path", "tokens", "layer", "chunk", "prepare_s", "compute_s", "wait_s"]
 _LAYERS += ["read_bytes"]
@@ -33,13 +33,15 @@ class PrefillResult:
         facts: model, paths with their description, devices, conditions, `notes`.
         runs: a row a process: round, path, status ("ok", "failed", "left out"), reason; its cold
             start (open_s; first_token_s, from before opening to the first token of the answer to
-            the longest prompt; cold_storage_mib read from storage meanwhile); memory.
+            the longest prompt; cold_storage_mib read from storage meanwhile); memory (peak_rss_mib;
+            grown_mib, what came on top since before the model was opened; cgroup_peak_mib).
         prefills: a row a prompt, in a process that is warm: round, path, tokens, ttft_s (prompt to
             first token), tok_s, cpu_s, major_faults, storage_mib (as the kernel counts),
-            read_mib (by labkit) and wait_s (exposed) for streamed paths.
+            and for streamed paths read_mib (by labkit), wait_s (exposed), read_s (a read was under
+            way) and graph_s (wall time of the graphs).
         requests: a row an answer length: round, path, tokens, outputs, request_s.
-        layers: a row a layer and chunk of the two-slot path: prepare_s, compute_s, wait_s,
-            read_bytes.
+        layers: a row a layer and chunk of the two-slot path: round, tokens, layer, chunk,
+            prepare_s, compute_s, wait_s, read_bytes.
     """
 
     facts: dict[str, Any]
@@ -141,9 +143,10 @@ class PrefillResult:
 
     def starts(self) -> pd.DataFrame:
         """Cold starts and memory by path: medians of open_s, first_token_s, cold_storage_mib,
-        peak_rss_mib and cgroup_peak_mib; `runs` counts rounds that worked, `failed` the others.
+        peak_rss_mib, grown_mib and cgroup_peak_mib; `runs` counts rounds that worked, `failed`
+        the others, `reason` says why the first of them did.
         """
-        numbers = ["open_s", "first_token_s", "cold_storage_mib", "peak_rss_mib", "cgroup_peak_mib"]
+        numbers = _RUNS[_RUNS.index("open_s") :]
         rows = []
         for path in self.facts["paths"]:
             own = self.runs[self.runs["path"] == path]
