@@ -81,10 +81,10 @@ def bits_in_words(result: BenchResult) -> str:
             f"Bit identity: {len(exact)} cases gave the same logits, all {n} rows (sha256)."
         )
     for row in compared[~compared["exact"]].itertuples():
-        same = "has the same logits too" if row.same_bits else "has other logits"
+        same = "has the same logits, but need not" if row.same_bits else "has other logits"
         parts.append(
-            f"{row.case} {same}: repacked weights are multiplied by other kernels, which add up "
-            "in another order."
+            f"{row.case} {same}: repacked weights are multiplied by other kernels, which may add "
+            "up in another order."
         )
     return " ".join(parts) or "Nothing could be compared bit for bit."
 

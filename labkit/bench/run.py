@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from labkit.bench import cgroup, file_cache
-from labkit.bench.cases import Case
+from labkit.bench.cases import Case, default_cases, parse_cases
 from labkit.bench.conditions import Watch
 from labkit.bench.result import BenchResult
 from labkit.errors import BenchError, OptionError
@@ -340,6 +340,35 @@ def _facts(plan: Plan, gguf: GGUFMap) -> dict[str, Any]:
             "llama_cpp_python": ggml.version(),
         },
     }
+
+
+def quick_bench(
+    model: Path,
+    *,
+    cache_mib: float | None = None,
+    memory_limit_pct: float | None = None,
+    rounds: int = 3,
+    n: int = 32,
+) -> BenchResult:
+    """A short benchmark: stock llama.cpp both ways, and every overlap that there is here.
+
+    Args:
+        model: as for `Plan`.
+        cache_mib: budget for expert weights; None is two token cycles, under which a cache finds
+            something, at most half of the experts.
+        memory_limit_pct: of a memory cgroup, in percent of the model's bytes; None: no limit.
+        rounds, n: as for `Plan`.
+
+    Raises:
+        see `run_bench`.
+    """
+    gguf = open_gguf(model)
+    if cache_mib is None:
+        cache_mib = min(2 * gguf.token_cycle_bytes, gguf.expert_bytes // 2) / MIB
+    limit = None if memory_limit_pct is None else limit_from_pct(model, memory_limit_pct)
+    names = [name for name in default_cases(limited=True) if name != "mmap-random"]
+    cases = tuple(parse_cases(names, [cache_mib]))
+    return run_bench(Plan(model, cases, rounds=rounds, n=n, seconds=20, memory_limit_mib=limit))
 
 
 def limit_from_pct(model: Path, pct: float) -> float:

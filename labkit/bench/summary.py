@@ -12,7 +12,7 @@ from labkit.bench.result import BenchResult
 from labkit.bench.statistics import Ratio, ratio, spread_pct
 from labkit.runtime.metrics_csv import percentiles
 
-#: Means over a case's measured tokens.
+#: Means over the measured tokens of a case's median round.
 _MEANS = [
     "wall_ms", "compute_ms", "wait_ms", "manage_ms", "read_ms", "read_mib", "prefetch_mib",
     "cpu_ms", "major_faults", "energy_j",
@@ -28,10 +28,11 @@ def summary(result: BenchResult) -> pd.DataFrame:
     """One row a case.
 
     Columns: case, kind, limit_mib, status ("ok", or what went wrong), rounds, n_tokens;
-    decode_tok_s (median over rounds) and spread_pct (largest minus smallest, of the median);
+    decode_tok_s (of the median round) and spread_pct (largest minus smallest, of the median);
     ratio, ratio_low, ratio_high (times as fast as the baseline, 95 % bootstrap interval); p50_ms,
-    p95_ms, p99_ms of token latency; per token wall_ms, compute_ms (a residual), wait_ms, manage_ms,
-    read_ms, read_mib, prefetch_mib, cpu_ms, major_faults, energy_j, hit_pct; cold start: open_s,
+    p95_ms, p99_ms of all tokens' latency; per token, in the median round, wall_ms, compute_ms (a
+    residual), wait_ms, manage_ms, read_ms, read_mib, prefetch_mib, cpu_ms, major_faults, energy_j;
+    hit_pct of all lookups; cold start, medians over rounds: open_s,
     prefill_s, first_token_s, first_token_ratio (baseline's time by this), load_read_mib,
     load_major_faults; memory; same_bits (None where nothing can be compared), differs_at.
     """
@@ -113,6 +114,19 @@ def _first_difference(one: list[str], other: list[str]) -> int | None:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
 
 
+def _median_round(tokens: pd.DataFrame) -> dict[str, float]:
+    """Means over the tokens of the round whose mean wall time is the median one.
+
+    So the parts add up to the wall time, and a round in which the machine was busy has no say.
+    """
+    if tokens.empty:
+        return dict.fromkeys(["decode_tok_s", *_MEANS], np.nan)
+    rounds = tokens.groupby("round")[_MEANS].mean().sort_values("wall_ms")
+    middle = rounds.iloc[(len(rounds) - 1) // 2]
+    means = {name: float(middle[name]) for name in _MEANS}
+    return {"decode_tok_s": 1e3 / means["wall_ms"], **means}
+
+
 def _case(result: BenchResult, runs: pd.DataFrame, name: str) -> dict[str, Any]:
     done = runs[runs["status"] == "ok"]
     failed = runs[runs["status"] != "ok"]
@@ -128,10 +142,9 @@ def _case(result: BenchResult, runs: pd.DataFrame, name: str) -> dict[str, Any]:
         "rounds": len(done),
         "failed": len(failed),
         "n_tokens": len(tokens),
-        "decode_tok_s": done["decode_tok_s"].median(),
         "spread_pct": spread_pct(done["decode_tok_s"].to_numpy()),
         **{f"{p}_ms": v for p, v in percentiles(tokens["wall_ms"].to_numpy()).items()},
-        **{column: tokens[column].mean() for column in _MEANS},
+        **_median_round(tokens),
         "hit_pct": 100 * tokens["hits"].sum() / lookups if lookups else np.nan,
         **{column: done[column].median() for column in _MEDIANS},
         "overlap": done["overlap"].iloc[0] if len(done) else None,

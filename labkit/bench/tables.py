@@ -46,8 +46,8 @@ def _speed(rows: Sequence[dict[Any, Any]], base: str) -> Table:
 def _token(rows: Sequence[dict[Any, Any]]) -> Table:
     shown = _table(
         "A token, in milliseconds",
-        "p50 to p99 of all measured tokens, then means. Compute is what is left over of the wall "
-        "time; wait is exposed: the graph stood still for reads.",
+        "p50 to p99 of all measured tokens, then means of the median round. Compute is what is "
+        "left over of the wall time; wait is exposed: the graph stood still for reads.",
         ("p50", "p95", "p99", "compute", "wait", "cache\nwork", "read\nMiB"),
     )
     for row in (row for row in rows if row["status"] == "ok"):
