@@ -63,7 +63,7 @@ def _read(source: str | Path) -> GGUFMap | ModelShape:
 def _sheet_of_file(gguf: GGUFMap) -> ModelSheet:
     if not gguf.tensors:
         raise ModelFileError(
-            f"{gguf.paths[0]}: holds no tensors (a vocabulary alone?), so there is nothing to weigh."
+            f"{gguf.paths[0]}: holds no tensors (a vocabulary alone?): there is nothing to weigh."
         )
     keys = Keys(gguf.metadata, gguf.architecture, str(gguf.paths[0]))
     cache, attention, note = _cache(keys, gguf.has_tensor)
