@@ -229,13 +229,13 @@ def _locked_memory() -> Iterator[Check]:
 def _userfaultfd() -> Iterator[Check]:
     reason = host.userfaultfd_problem()
     if reason is None:
-        yield Check("userfaultfd", "ok", "available to this user; nothing needs it yet")
+        yield Check("userfaultfd", "ok", "available: compute and reads can overlap")
     else:
         yield Check(
             "userfaultfd",
             "note",
             reason,
-            "Nothing to do: reads are complete before compute starts, which does not need it.",
+            "Nothing to do: reads then overlap with compute by whole projections only.",
         )
 
 

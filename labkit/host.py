@@ -55,26 +55,42 @@ def usable_memory_bytes() -> int:
     return available if limit is None else min(available, limit.limit_bytes - limit.used_bytes)
 
 
-def userfaultfd_problem() -> str | None:
-    """Why `userfaultfd` cannot be used here, or None where the kernel gave one and answered."""
+def open_userfaultfd() -> int:
+    """A descriptor of `userfaultfd` for faults of user code, which needs no privilege.
+
+    Raises:
+        OSError: the system has none for us; the text says why.
+    """
     if not sys.platform.startswith("linux"):
-        return f"{platform.system()} has no userfaultfd"
+        raise OSError(errno.ENOSYS, f"{platform.system()} has no userfaultfd")
     number = _USERFAULTFD.get(platform.machine())
     if number is None:
-        return f"the number of this system call on {platform.machine()} is not known to labkit"
+        raise OSError(
+            errno.ENOSYS,
+            f"the number of this system call on {platform.machine()} is not known to labkit",
+        )
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
     flags = os.O_CLOEXEC | os.O_NONBLOCK | _UFFD_USER_MODE_ONLY
     fd = libc.syscall(ctypes.c_long(number), ctypes.c_int(flags))
     if fd < 0:
         code = ctypes.get_errno()
-        return f"the kernel refuses it ({errno.errorcode.get(code, code)}: {os.strerror(code)})"
-    try:
-        request = (ctypes.c_uint64 * 3)(_UFFD_API, 0, 0)
-        if libc.ioctl(ctypes.c_int(fd), ctypes.c_ulong(_UFFDIO_API), request) != 0:
-            return f"its handshake fails ({os.strerror(ctypes.get_errno())})"
-    finally:
+        name = errno.errorcode.get(code, code)
+        raise OSError(code, f"the kernel refuses it ({name}: {os.strerror(code)})")
+    request = (ctypes.c_uint64 * 3)(_UFFD_API, 0, 0)
+    if libc.ioctl(ctypes.c_int(fd), ctypes.c_ulong(_UFFDIO_API), request) != 0:
+        code = ctypes.get_errno()
         os.close(fd)
+        raise OSError(code, f"its handshake fails ({os.strerror(code)})")
+    return fd
+
+
+def userfaultfd_problem() -> str | None:
+    """Why `userfaultfd` cannot be used here, or None where the kernel gave one and answered."""
+    try:
+        os.close(open_userfaultfd())
+    except OSError as error:
+        return error.strerror
     return None
 
 

@@ -3,8 +3,9 @@
 The reference is llama.cpp without any callback of labkit. Every architecture that the installed
 llama.cpp builds runs with the cache off, with one that evicts and with one that holds all. Ten
 that differ most run with every expert type, as one file and as three shards, under settings
-(lanes, direct or buffered reads, cache) that rotate, so that each setting meets each of the ten
-and each type; with LABKIT_FULL=1 the whole product runs.
+(lanes, direct or buffered reads, cache, overlap, prefill path) that rotate, so that each setting
+meets each of the ten and each type; with LABKIT_FULL=1 the whole product runs. Slices of many pages,
+whose pages are moved and not copied, have a test of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 import stock
 
-from labkit import synth
+from labkit import host, synth
 from labkit.errors import StreamingRefusedError
 from labkit.gguf_map import open_gguf
 from labkit.runtime import Session
@@ -35,7 +36,8 @@ DIFFERENT = (
     "jamba", "lfm2moe", "llama4", "qwen3moe", "qwen3next",
 )  # fmt: skip
 TYPES = ("F32", "Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4")
-SETTINGS = list(itertools.product((1, 4), (True, False), CACHES))
+OVERLAPS = ("serial", "pipeline", "auto" if host.userfaultfd_problem() else "userfaultfd")
+SETTINGS = list(itertools.product((1, 4), (True, False), CACHES, OVERLAPS, ("experts", "auto")))
 
 
 def cache_mib(path: Path, cache: str) -> float:
@@ -80,8 +82,10 @@ def test_every_architecture(arch: str, synth_model: Callable[..., Path]) -> None
     path = synth_model(arch)
     reference = stock.logits(path, PROMPT, STEPS)
     assert len(np.unique(reference.argmax(axis=1))) > 1, "the model says one thing only"
-    for cache in CACHES:
-        assert_identical(streamed(path, cache=cache)[0], reference)
+    turn = synth.architectures().index(arch)
+    for number, cache in enumerate(CACHES):
+        overlap = OVERLAPS[(turn + number) % len(OVERLAPS)]
+        assert_identical(streamed(path, cache=cache, overlap=overlap)[0], reference)
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -93,9 +97,10 @@ def test_types_shards_and_settings(
     path = synth_model(arch, quant=quant, shards=shards)
     reference = stock.logits(path, PROMPT, STEPS)
     turn = 2 * (DIFFERENT.index(arch) + len(DIFFERENT) * TYPES.index(quant)) + (shards == 3)
-    chosen = SETTINGS if os.environ.get("LABKIT_FULL") else [SETTINGS[5 * turn % len(SETTINGS)]]
-    for lanes, direct_io, cache in chosen:
-        found, _ = streamed(path, cache=cache, lanes=lanes, direct_io=direct_io or None)
+    chosen = SETTINGS if os.environ.get("LABKIT_FULL") else [SETTINGS[29 * turn % len(SETTINGS)]]
+    for lanes, direct_io, cache, overlap, prefill in chosen:
+        options = {"lanes": lanes, "direct_io": direct_io or None, "overlap": overlap}
+        found, _ = streamed(path, cache=cache, prefill=prefill, **options)
         assert_identical(found, reference)
 
 

@@ -65,14 +65,14 @@ def test_releasing_an_expert_keeps_its_neighbours(direct_io: bool, tmp_path: Pat
     resident = {0, 2, 3, 6}
     before = window.resident_bytes()
     for expert in sorted(set(range(N)) - resident):
-        window.release_expert(expert, resident.__contains__)
+        window.release(*window.releasable(expert, resident.__contains__))
     assert window.resident_bytes() < before
     for expert in resident:
         start, stop = window.span(expert)
         assert bytes(window.view(start, stop)) == data[start:stop].tobytes()
     resident.clear()
     for expert in range(N):
-        window.release_expert(expert, resident.__contains__)
+        window.release(*window.releasable(expert, resident.__contains__))
     assert window.resident_bytes() == 0
     reader.close()
     window.close()
@@ -85,9 +85,9 @@ def test_slices_smaller_than_a_page_share_it(direct_io: bool, tmp_path: Path) ->
     window = ExpertWindow(0, 100, 40)
     reader = FileReader([path], direct_io=direct_io)
     reader.read(requests(window, range(40)))
-    window.release_expert(3, lambda other: other == 30)
+    window.release(*window.releasable(3, lambda other: other == 30))
     assert bytes(window.view(*window.span(30))) == data[3000:3100].tobytes()
-    window.release_expert(30, lambda _: False)
+    window.release(*window.releasable(30, lambda _: False))
     assert window.resident_bytes() == 0
     reader.close()
     window.close()

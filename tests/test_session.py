@@ -217,7 +217,7 @@ def test_ctrl_c_during_decode_keeps_the_finished_tokens(model: Path) -> None:
         stream = session.stream(TEXT, 50)
         for _ in range(5):
             next(stream)
-        interrupt_after(session, session.trace.n_blocks + 2)
+        interrupt_after(session, 2)
         with pytest.raises(KeyboardInterrupt):
             next(stream)
         assert session.n_past == n_prompt + 5
@@ -243,7 +243,7 @@ def test_closing_from_another_thread_ends_a_generation(model: Path) -> None:
         while not session._closing:
             pass
 
-    at_block(session, 9, close_soon)
+    at_layer(session, 9, close_soon)
     with pytest.raises(SessionError, match="closed in another thread"):
         session.generate(TEXT, 50)
     session.close()
@@ -261,7 +261,7 @@ def test_a_recurrent_model_is_usable_after_an_interrupt(synth_model: Callable[..
     prompt = [i % 50 for i in range(40)]
     with Session(path) as session:
         session.generate(prompt, 2)
-        interrupt_after(session, session.trace.n_blocks + 1)
+        interrupt_after(session, 1)
         with (
             pytest.raises(KeyboardInterrupt),
             pytest.warns(UserWarning, match="recurrent state"),
@@ -272,10 +272,8 @@ def test_a_recurrent_model_is_usable_after_an_interrupt(synth_model: Callable[..
     assert after.logits_sha256 == fresh_hash(path, prompt)
 
 
-def interrupt_after(
-    session: Session, n_blocks: int, by: Callable[[], object] | None = None
-) -> None:
-    """Interrupt when the trace has `n_blocks`, from within a graph, as a signal would."""
+def interrupt_after(session: Session, count: int, by: Callable[[], object] | None = None) -> None:
+    """Interrupt after `count` more layers, from within a graph, as a signal would."""
 
     def interrupt() -> None:
         if by:
@@ -285,20 +283,23 @@ def interrupt_after(
         else:
             os.kill(os.getpid(), signal.SIGINT)
 
-    at_block(session, n_blocks, interrupt)
+    at_layer(session, count, interrupt)
 
 
-def at_block(session: Session, n_blocks: int, act: Callable[[], object]) -> None:
-    """Call `act` from within a graph, when the trace has `n_blocks`."""
-    append = session.trace.append
+def at_layer(session: Session, count: int, act: Callable[[], object]) -> None:
+    """Call `act` from within a graph, when `count` more layers have been routed."""
+    hook = session._engine.hook
+    on_routing, seen = hook._on_routing, 0
 
-    def counting(block) -> None:
-        append(block)
-        if session.trace.n_blocks == n_blocks:
-            session.trace.append = append
+    def counting(*routing) -> None:
+        nonlocal seen
+        on_routing(*routing)
+        seen += 1
+        if seen == count:
+            hook._on_routing = on_routing
             act()
 
-    session.trace.append = counting
+    hook._on_routing = counting
 
 
 # Wrong use
@@ -560,24 +561,24 @@ def test_a_read_that_fails_spoils_nothing(model: Path, direct_io: bool | None) -
 @contextlib.contextmanager
 def reads_fail_from(session: Session, call: int) -> Iterator[None]:
     """From the reader's call number `call` on, its file is an empty one."""
-    assert session._engine.source
-    reader = session._engine.source._reader
-    read, calls, kept = reader.read, 0, os.dup(reader._files[0])
+    assert session._engine.streaming
+    reader = session._engine.streaming.reader
+    submit, calls, kept = reader.submit, 0, os.dup(reader._files[0])
 
-    def failing(requests):
+    def failing(requests, *, urgent=True):
         nonlocal calls
         if calls == call:
             empty = os.open(os.devnull, os.O_RDONLY)
             os.dup2(empty, reader._files[0])
             os.close(empty)
         calls += 1
-        return read(requests)
+        return submit(requests, urgent=urgent)
 
-    reader.read = failing
+    reader.submit = failing
     try:
         yield
     finally:
-        reader.read = read
+        reader.submit = submit
         os.dup2(kept, reader._files[0])
         os.close(kept)
 
@@ -590,7 +591,7 @@ def test_a_file_that_is_emptied_during_a_graph_ends_in_an_error(
     with Session(copy, cache_mib=0) as session:
         session.generate(TEXT, 2)
         # Whatever is still mapped from the file would now end the process when it is touched.
-        at_block(session, session.trace.n_blocks + 3, lambda: os.truncate(copy, 0))
+        at_layer(session, 3, lambda: os.truncate(copy, 0))
         with pytest.raises(ReadError, match=r"file ends at byte|was changed"):
             session.generate(" And", 8)
 

@@ -11,7 +11,6 @@ from typing import Literal
 
 from labkit.errors import LlamaError, OptionError, ReadError, StreamingRefusedError
 from labkit.gguf_map import GGUFMap, open_gguf
-from labkit.policy import make_policy
 from labkit.runtime import llama_log
 from labkit.runtime.budget import BudgetWarning, budget_warning, default_cache_bytes
 from labkit.runtime.capture import GraphCapture
@@ -19,9 +18,8 @@ from labkit.runtime.dense import DenseWeights
 from labkit.runtime.hook import RouterHook
 from labkit.runtime.interrupt import InterruptGuard
 from labkit.runtime.native import NativeModel
-from labkit.runtime.reader import FileReader
 from labkit.runtime.recorder import Recorder
-from labkit.runtime.source import ExpertStreamSource
+from labkit.runtime.streaming import Streaming
 from labkit.runtime.trial import trial_load
 
 Dense = Literal["anonymous", "mmap"]
@@ -32,9 +30,7 @@ class Engine:
 
     Attributes:
         map: what the file holds.
-        source: fetches experts; None in a resident run.
-        cache_bytes: the source's budget, None in a resident run.
-        reader_note: whether reads are direct and why, None in a resident run.
+        streaming: brings experts; None in a resident run.
         model, hook, recorder: llama.cpp, its callback, and what the callback saw.
     """
 
@@ -47,6 +43,8 @@ class Engine:
         policy: str,
         lanes: int,
         direct_io: bool | None,
+        overlap: str,
+        prefill: str,
         dense: Dense,
         threads: int | None,
         n_ctx: int | None,
@@ -57,25 +55,29 @@ class Engine:
             raise OptionError(f"dense is {dense!r}; it must be 'anonymous' or 'mmap'")
         self.map: GGUFMap = open_gguf(path)
         self._stamps = [_stamp(shard) for shard in self.map.paths]
-        self.source: ExpertStreamSource | None = None
-        self.cache_bytes: int | None = None
-        self.reader_note: str | None = None
-        self._reader: FileReader | None = None
+        self.streaming: Streaming | None = None
         with contextlib.ExitStack() as undo:
             if not resident:
                 self.map.require_streamable()
-                self.cache_bytes = _cache_bytes(self.map, cache_mib)
-                self._reader = FileReader(self.map.paths, lanes=lanes, direct_io=direct_io)
-                undo.callback(self._reader.close)
-                self.reader_note = self._reader.direct_io_note
-                entry_bytes = {layer: self.map.entry_bytes(layer) for layer in self.map.moe_layers}
-                cache = make_policy(policy, self.cache_bytes, entry_bytes)
-                self.source = ExpertStreamSource(self.map, self._reader, cache)
-                undo.callback(self.source.close)
+                self.streaming = Streaming(
+                    self.map,
+                    _cache_bytes(self.map, cache_mib),
+                    policy=policy,
+                    lanes=lanes,
+                    direct_io=direct_io,
+                    overlap=overlap,
+                    prefill=prefill,
+                )
+                undo.callback(self.streaming.close)
             if trial:
                 trial_load(self.map)
-            self.recorder = Recorder(self.map, self.source)
-            self.hook = RouterHook(self.recorder.on_routing)
+            source = self.streaming.source if self.streaming else None
+            self.recorder = Recorder(self.map, source)
+            self.hook = RouterHook(
+                self.recorder.on_routing, source.wait_for_down if source else None
+            )
+            if self.streaming:
+                self.streaming.stop_graph_with(self.hook.abort.set)
             with InterruptGuard(self.hook.abort):
                 self.model = NativeModel(
                     self.map,
@@ -87,8 +89,8 @@ class Engine:
                 )
                 undo.callback(self.model.close)
                 captured = self._watch_routing()
-                if self.source and self._reader:
-                    self._bind(undo, captured, self._reader, dense)
+                if self.streaming:
+                    self._bind(undo, captured, self.streaming, dense)
             self._undo = undo.pop_all()
 
     def _watch_routing(self) -> GraphCapture:
@@ -110,17 +112,17 @@ class Engine:
         self,
         undo: contextlib.ExitStack,
         captured: GraphCapture,
-        reader: FileReader,
+        streaming: Streaming,
         dense: Dense,
     ) -> None:
-        if not captured.experts or self.source is None:
+        if not captured.experts:
             raise StreamingRefusedError(
                 f"{self.map.paths[0]}: the file holds experts, but the graph that llama.cpp "
                 f"builds for {self.map.architecture} uses none, so there is nothing to stream."
             )
-        self.source.bind(captured.experts)
+        streaming.bind(captured.experts)
         if dense == "anonymous":
-            weights = DenseWeights(self.map, reader, captured.dense)
+            weights = DenseWeights(self.map, streaming.reader, captured.dense)
             undo.callback(weights.close)
 
     def graph(
@@ -131,8 +133,12 @@ class Engine:
         *,
         turn: int,
         phase: str,
+        n_left: int = 0,
     ) -> None:
         """Run one graph; the recorder then knows its steps.
+
+        Args:
+            n_left: tokens of the same prompt that other graphs will take.
 
         Raises:
             KeyboardInterrupt: the abort flag ended it.
@@ -140,19 +146,43 @@ class Engine:
             SessionError, LlamaError: see `NativeModel.decode`.
         """
         self._check_files()
-        self.recorder.begin(turn, phase, position, outputs)
-        whole = self.model.decode(tokens, position, outputs)
+        whole = self._decode(tokens, position, outputs, turn, phase, n_left)
         self.recorder.end()
         self._check_files()
         if error := self.hook.error:
             raise error
-        if not whole:
+        missed = self.streaming.source.orphaned if self.streaming else set()
+        if not whole and not missed:
             raise KeyboardInterrupt
-        if missed := self.hook.layers_missed():
+        if missed := missed or self.hook.layers_missed():
             raise LlamaError(
                 f"The routing of layer {min(missed)} did not reach labkit: something raised inside "
                 "llama.cpp's callback (a signal handler?). The step was taken back."
             )
+        if self.streaming and phase == "decode":
+            self.streaming.overlap.note_token(self.recorder.wall_s, self.recorder.bytes_read)
+
+    def _decode(
+        self,
+        tokens: Sequence[int],
+        position: int,
+        outputs: Sequence[bool],
+        turn: int,
+        phase: str,
+        n_left: int,
+    ) -> bool:
+        streaming = self.streaming
+        path = streaming.begin_graph(phase, len(tokens), n_left) if streaming else "resident"
+        self.hook.stop_before_down = bool(streaming and streaming.overlap.current == "pipeline")
+        fetch = streaming.fetch if streaming else None
+        self.recorder.begin(turn, phase, position, outputs, path=path, fetch=fetch)
+        whole = False
+        try:
+            whole = self.model.decode(tokens, position, outputs)
+        finally:
+            if streaming:
+                streaming.end_graph(whole=whole, n_left=n_left)
+        return whole
 
     def _check_files(self) -> None:
         """Weights that are read later must come from the file that was opened."""
@@ -164,10 +194,8 @@ class Engine:
                 )
 
     def close(self) -> None:
-        """Give everything back: what computes from memory and what reads into it, then memory."""
+        """Give everything back: what computes from memory, then what reads into it, and memory."""
         self.model.close()
-        if self._reader:
-            self._reader.close()
         self._undo.close()
 
 

@@ -1,8 +1,8 @@
-"""Address ranges for expert weights: reserved whole, committed by reading, given back by page.
+"""Address ranges for weights: reserved whole, committed by reading, given back by page.
 
-A window is as large as a whole expert tensor, but only the pages of experts that were read cost
-memory. Each address has the same offset within a page as the file offset that it stands for, so
-that whole blocks of a file can be read straight to where the weights are used.
+A window is as large as a whole tensor, but only the pages of experts that were read cost memory.
+Each address has the same offset within a page as the file offset that it stands for, so that whole
+blocks of a file can be read straight to where the weights are used.
 """
 
 from __future__ import annotations
@@ -21,65 +21,108 @@ from labkit.errors import BudgetError, StreamingRefusedError
 PAGE = mmap.PAGESIZE
 BLOCK = 4096  # direct I/O unit that labkit relies on; the reader checks the file system's word
 
+# Python 3.13 names this flag; Linux has always had it.
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform.startswith("linux") else 0)
 
-class FileWindow:
-    """Anonymous memory that stands for bytes [offset, offset + nbytes) of a file.
+
+class PageRange:
+    """Anonymous memory of `length` bytes, a multiple of the page size, of which none is there yet.
 
     Raises:
         BudgetError: the system refuses to reserve the range.
         StreamingRefusedError: this platform cannot reserve memory without committing it.
     """
 
-    def __init__(self, offset: int, nbytes: int) -> None:
+    def __init__(self, length: int) -> None:
         if sys.platform == "win32":
             raise StreamingRefusedError(
                 "Streaming needs memory that is reserved first and committed page by page, which "
                 "labkit does on Linux and macOS only. Open the model with resident=True."
             )
-        self.start = offset - offset % PAGE
-        self._length = -(-(offset + nbytes - self.start) // PAGE) * PAGE
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
         try:
-            self._map = mmap.mmap(-1, self._length, flags=flags)
+            self._map = mmap.mmap(-1, length, flags=flags)
         except OSError as error:
             raise BudgetError(
-                f"The system does not reserve {self._length / 2**20:.0f} MiB of addresses for an "
-                f"expert tensor: {error}. Look at vm.overcommit_memory and `ulimit -v`."
+                f"The system does not reserve {length / 2**20:.0f} MiB of addresses for expert "
+                f"weights: {error}. Look at vm.overcommit_memory and `ulimit -v`."
             ) from error
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
             # A huge page would commit neighbours that nobody asked for; some kernels have none.
             with contextlib.suppress(OSError):
                 self._map.madvise(mmap.MADV_NOHUGEPAGE)
-        self._view = memoryview(self._map)
+        self.length = length
+        self.memory = memoryview(self._map)
         anchor = ctypes.c_char.from_buffer(self._map)
-        self._base = ctypes.addressof(anchor)
+        self.base = ctypes.addressof(anchor)
         del anchor
 
-    def address(self, offset: int) -> int:
-        """Where the byte at file `offset` lies in memory."""
-        return self._base + offset - self.start
-
-    def view(self, start: int, stop: int) -> memoryview:
-        """Writable memory for file bytes [start, stop); may reach to the window's last page."""
-        return self._view[start - self.start : stop - self.start]
-
-    def release(self, start: int, stop: int) -> None:
-        """Give the pages of file bytes [start, stop), both page-aligned, back to the system."""
+    def drop(self, start: int, stop: int) -> None:
+        """Give the pages of bytes [start, stop), both page-aligned, back to the system."""
         if stop > start:
-            self._map.madvise(mmap.MADV_DONTNEED, start - self.start, stop - start)
+            self._map.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def resident_bytes(self) -> int:
-        """Bytes of this window that the kernel holds in memory (mincore). Linux only."""
-        pages = ctypes.create_string_buffer(self._length // PAGE)
+        """Bytes of this range that the kernel holds in memory (mincore). Linux only."""
+        pages = ctypes.create_string_buffer(self.length // PAGE)
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.mincore(ctypes.c_void_p(self._base), ctypes.c_size_t(self._length), pages) != 0:
+        if libc.mincore(ctypes.c_void_p(self.base), ctypes.c_size_t(self.length), pages) != 0:
             raise OSError(ctypes.get_errno(), "mincore failed")
         return int((np.frombuffer(pages.raw, np.uint8) & 1).sum()) * PAGE
 
     def close(self) -> None:
-        """Unmap. The caller has made sure that nothing computes from this memory any more."""
-        self._view.release()
+        """Unmap. The caller has made sure that nothing uses this memory any more."""
+        self.memory.release()
         self._map.close()
+
+
+class Window:
+    """Memory that stands for bytes of a file from `start`, which is page-aligned, on.
+
+    Args:
+        start: the file offset of the window's first byte.
+        pages: the range of memory.
+        at: where in `pages` the window begins, page-aligned.
+    """
+
+    whole_pages = False
+    """Whether a read into it must fill whole pages even where the file is not read directly."""
+
+    def __init__(self, start: int, pages: PageRange, at: int = 0) -> None:
+        self.start = start
+        self.pages = pages
+        self._at = at
+
+    def address(self, offset: int) -> int:
+        """Where the byte at file `offset` lies in memory."""
+        return self.pages.base + self._at + offset - self.start
+
+    def view(self, start: int, stop: int) -> memoryview:
+        """Writable memory for file bytes [start, stop); may reach to the window's last page."""
+        return self.pages.memory[self._at + start - self.start : self._at + stop - self.start]
+
+    def landed(self, whole: bool) -> None:
+        """A read into the window ended; `whole` if it brought all bytes."""
+
+
+class FileWindow(Window):
+    """A window with memory of its own for file bytes [offset, offset + nbytes)."""
+
+    def __init__(self, offset: int, nbytes: int) -> None:
+        start, stop = page_span(offset, offset + nbytes)
+        super().__init__(start, PageRange(stop - start))
+
+    def release(self, start: int, stop: int) -> None:
+        """Give the pages of file bytes [start, stop), both page-aligned, back to the system."""
+        self.pages.drop(start - self.start, stop - self.start)
+
+    def resident_bytes(self) -> int:
+        """Bytes that the kernel holds in memory."""
+        return self.pages.resident_bytes()
+
+    def close(self) -> None:
+        """Unmap."""
+        self.pages.close()
 
 
 class ExpertWindow(FileWindow):
@@ -96,8 +139,14 @@ class ExpertWindow(FileWindow):
         start = self.offset + expert * self.slice_bytes
         return start, start + self.slice_bytes
 
-    def release_expert(self, expert: int, is_resident: Callable[[int], bool]) -> None:
-        """Give back the pages of an expert, but none that a resident expert has bytes in.
+    def interior(self, expert: int) -> tuple[int, int]:
+        """File bytes of the whole pages that hold this slice and nothing else; may be empty."""
+        start, stop = self.span(expert)
+        low, high = -(-start // PAGE) * PAGE, stop // PAGE * PAGE
+        return low, max(low, high)
+
+    def releasable(self, expert: int, is_resident: Callable[[int], bool]) -> tuple[int, int]:
+        """File bytes of the pages of an expert, but of none that a resident expert has bytes in.
 
         Slices are not page-aligned and may be smaller than a page, so the first and the last page
         can hold bytes of any number of neighbours.
@@ -108,12 +157,17 @@ class ExpertWindow(FileWindow):
             first += 1
         while last > first and self._page_in_use(last, is_resident):
             last -= 1
-        self.release(first * PAGE, (last + 1) * PAGE)
+        return first * PAGE, (last + 1) * PAGE
 
     def _page_in_use(self, page: int, is_resident: Callable[[int], bool]) -> bool:
         low = max(0, (page * PAGE - self.offset) // self.slice_bytes)
         high = min(self.n_expert - 1, (page * PAGE + PAGE - 1 - self.offset) // self.slice_bytes)
         return any(is_resident(expert) for expert in range(low, high + 1))
+
+
+def page_span(start: int, stop: int) -> tuple[int, int]:
+    """[start, stop) widened to whole pages."""
+    return start - start % PAGE, -(-stop // PAGE) * PAGE
 
 
 def process_memory() -> dict[str, int | None]:

@@ -1,7 +1,7 @@
-"""`FileReader`: expert slices from the model's files into memory, over several lanes.
+"""`FileReader`: bytes of the model's files into memory, over several lanes.
 
-With direct I/O the reads are widened to whole blocks, which land in place because a window keeps
-the file's alignment. The widened edges hold the neighbours' true bytes, so a block that two slices
+With direct I/O the reads are widened to whole blocks, which land in place because memory keeps the
+file's alignment. The widened edges hold the neighbours' true bytes, so a block that two slices
 share may be read twice and is the same each time: no bounce buffer is needed.
 """
 
@@ -11,46 +11,118 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Protocol
 
 from labkit.errors import OptionError, ReadError
-from labkit.runtime.memory import BLOCK, FileWindow
+from labkit.runtime.memory import BLOCK
+
+SLOW_READ_S = 5.0
+"""A read that takes longer counts as one that will not end."""
+
+
+class Target(Protocol):
+    """Where a read lands."""
+
+    whole_pages: bool
+
+    def view(self, start: int, stop: int) -> memoryview:
+        """Writable memory for file bytes [start, stop)."""
+        ...
+
+    def landed(self, whole: bool) -> None:
+        """The read ended, on a lane; `whole` if all bytes are there."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """File bytes [start, stop) of a shard, into the window; `what` names them in an error."""
+    """File bytes [start, stop) of a shard, into the target; `what` names them in an error."""
 
     shard: int
     start: int
     stop: int
-    window: FileWindow
+    target: Target
     what: str
 
 
+class Batch:
+    """Reads that were submitted together.
+
+    Attributes:
+        bytes_read: bytes read from the files so far, widened edges included.
+        error: the first failure.
+        began_s, ended_s: `time.perf_counter` when the first read began and the last ended.
+    """
+
+    def __init__(self, n: int) -> None:
+        self._left = n
+        self._gate = threading.Lock()
+        if n:
+            self._gate.acquire()
+        self.bytes_read = 0
+        self.error: ReadError | None = None
+        self.began_s = self.ended_s = 0.0
+
+    @property
+    def done(self) -> bool:
+        """Whether every read has ended."""
+        return self._left == 0
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return when all reads have ended, or False after so many seconds."""
+        if not self._gate.acquire(timeout=timeout_s):
+            return False
+        self._gate.release()
+        return True
+
+    def _one_ended(self, got: int, error: ReadError | None, began_s: float) -> None:
+        # Under the reader's lock.
+        self.began_s = min(self.began_s, began_s) if self.began_s else began_s
+        self.bytes_read += got
+        self.error = self.error or error
+        self._left -= 1
+        if self._left == 0:
+            self.ended_s = time.perf_counter()
+            self._gate.release()
+
+
 class FileReader:
-    """Reads slices of the files `paths`, `lanes` at a time.
+    """Reads from the files `paths`, `lanes` at a time.
 
     Args:
         paths: the model's shards; a request names one by its index.
         lanes: how many reads are under way at once.
         direct_io: True past the page cache, False through it, None direct where the file system
             can. `self.direct_io` says what is done, `self.direct_io_note` why.
+        slow_read_s: a wait for reads gives up when one takes longer.
+
+    Attributes:
+        on_error: called on a lane with the first failure of a read, before its target hears of it.
 
     Raises:
         ReadError: a file cannot be opened, or direct I/O was asked for and cannot be had.
     """
 
     def __init__(
-        self, paths: Sequence[Path], *, lanes: int = 4, direct_io: bool | None = None
+        self,
+        paths: Sequence[Path],
+        *,
+        lanes: int = 4,
+        direct_io: bool | None = None,
+        slow_read_s: float = SLOW_READ_S,
     ) -> None:
         if lanes < 1:
             raise OptionError(f"lanes is {lanes}; at least one read must be able to run")
         self.paths = list(paths)
         self.lanes = lanes
+        self.slow_read_s = slow_read_s
+        self.on_error: Callable[[ReadError], None] | None = None
         self._files: list[int] = []
         self.direct_io, self.direct_io_note = _choose_direct_io(self.paths, direct_io)
         flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
@@ -63,54 +135,122 @@ class FileReader:
             self.close()
             raise ReadError(f"{error.filename}: cannot be opened: {error.strerror}") from error
         self._sizes = [os.fstat(file).st_size for file in self._files]
-        self._pool: ThreadPoolExecutor | None = None
-        self._pool_lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._tokens: SimpleQueue[bool] = SimpleQueue()
+        self._urgent: deque[tuple[ReadRequest, Batch]] = deque()
+        self._later: deque[tuple[ReadRequest, Batch]] = deque()
+        self._lock = threading.Lock()
+        self._under_way: dict[int, tuple[float, ReadRequest]] = {}
+        self._busy_since = 0.0
+        self._busy_s = 0.0
 
-    def read(self, requests: Sequence[ReadRequest]) -> int:
-        """Do all reads and return when the last is in place.
+    def submit(self, requests: Sequence[ReadRequest], *, urgent: bool = True) -> Batch:
+        """Start reads; those that are not urgent let the others go first."""
+        batch = Batch(len(requests))
+        if requests and not self._threads:
+            self._start_lanes()
+        (self._urgent if urgent else self._later).extend((request, batch) for request in requests)
+        for _ in requests:
+            self._tokens.put(True)
+        return batch
 
-        Returns:
-            Bytes that were read from the files, widened edges included.
+    def finish(self, batch: Batch) -> int:
+        """Wait for a batch; bytes that it read.
 
         Raises:
-            ReadError: the first failure, after every other read of this call has ended.
+            ReadError: the first failure, after every read of the batch has ended; or a read that
+                takes longer than `slow_read_s`, which is then still under way.
         """
-        if len(requests) < 2 or self.lanes == 1:
-            return sum(map(self._read_one, requests))
-        shares = [requests[lane :: self.lanes] for lane in range(min(self.lanes, len(requests)))]
-        pool = self._lanes_pool()
-        futures = [pool.submit(self._read_share, share) for share in shares]
-        wait(futures)
-        errors = [error for future in futures if (error := future.exception())]
-        if errors:
-            raise errors[0]
-        return sum(future.result() for future in futures)
+        while not batch.wait(self.slow_read_s / 4):
+            if slow := self.slow_read():
+                raise slow
+        if batch.error:
+            raise batch.error
+        return batch.bytes_read
 
-    def close(self) -> None:
-        """End the lanes and close the files. A second call does nothing."""
-        pool, self._pool = getattr(self, "_pool", None), None
-        if pool:
-            pool.shutdown()
+    def read(self, requests: Sequence[ReadRequest]) -> int:
+        """Do all reads and return, when the last is in place, the bytes read. See `finish`."""
+        return self.finish(self.submit(requests))
+
+    def slow_read(self) -> ReadError | None:
+        """What to say of a read that takes too long; None if there is none."""
+        limit = time.perf_counter() - self.slow_read_s
+        for began_s, request in list(self._under_way.values()):
+            if began_s < limit:
+                return self._error(
+                    request, f"the read has not ended after {self.slow_read_s:g} seconds"
+                )
+        return None
+
+    @property
+    def busy_s(self) -> float:
+        """Time in which at least one read was under way, since the reader was opened."""
+        with self._lock:
+            open_s = time.perf_counter() - self._busy_since if self._under_way else 0.0
+            return self._busy_s + open_s
+
+    def close(self) -> bool:
+        """End the lanes and close the files. A second call does nothing.
+
+        Returns:
+            False if a read is stuck: its lane and the memory it reads into must stay.
+        """
+        threads, self._threads = getattr(self, "_threads", []), []
+        for _ in threads:
+            self._tokens.put(False)
+        for thread in threads:
+            thread.join(self.slow_read_s)
+        if any(thread.is_alive() for thread in threads):
+            return False
         while self._files:
             os.close(self._files.pop())
+        return True
 
-    def _lanes_pool(self) -> ThreadPoolExecutor:
-        with self._pool_lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self.lanes, thread_name_prefix="labkit-lane")
-            return self._pool
+    def _start_lanes(self) -> None:
+        for lane in range(self.lanes):
+            name = f"labkit-lane-{lane}"
+            thread = threading.Thread(target=self._run_lane, args=(lane,), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
-    def _read_share(self, share: Sequence[ReadRequest]) -> int:
-        return sum(map(self._read_one, share))
+    def _run_lane(self, lane: int) -> None:
+        while self._tokens.get():
+            try:
+                request, batch = self._urgent.popleft()
+            except IndexError:
+                request, batch = self._later.popleft()
+            self._serve(lane, request, batch)
+
+    def _serve(self, lane: int, request: ReadRequest, batch: Batch) -> None:
+        began_s = time.perf_counter()
+        with self._lock:
+            if not self._under_way:
+                self._busy_since = began_s
+            self._under_way[lane] = began_s, request
+        got, failure = 0, None
+        try:
+            got = self._read_one(request)
+            request.target.landed(True)
+        except BaseException as error:
+            failure = error if isinstance(error, ReadError) else self._error(request, str(error))
+            failure.__cause__ = error.__cause__
+            if self.on_error:
+                self.on_error(failure)
+            request.target.landed(False)
+        with self._lock:
+            del self._under_way[lane]
+            if not self._under_way:
+                self._busy_s += time.perf_counter() - self._busy_since
+            batch._one_ended(got, failure, began_s)
 
     def _read_one(self, request: ReadRequest) -> int:
         start, stop = request.start, request.stop
-        if self.direct_io:
+        if self.direct_io or request.target.whole_pages:
             start -= start % BLOCK
             # The last block of a file is cut by the file's end, which the kernel allows.
             stop = -(-stop // BLOCK) * BLOCK
         # A view that an error's traceback kept alive would keep the window from being unmapped.
-        with request.window.view(start, stop) as target:
+        with request.target.view(start, stop) as target:
             return self._fill(request, target, start)
 
     def _fill(self, request: ReadRequest, target: memoryview, start: int) -> int:

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from labkit.gguf_map import GGUFMap
+from labkit.policy.base import Entry
 from labkit.runtime.source import ExpertStreamSource
-from labkit.runtime.steps import TokenStep
+from labkit.runtime.steps import Path, TokenStep
 from labkit.runtime.text import TextStream
+from labkit.runtime.totals import Totals
+from labkit.runtime.usage import usage
 from labkit.trace import RouteTrace, RoutingBlock
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Sums over graphs; the difference of two is what happened between them."""
-
-    hits: int = 0
-    misses: int = 0
-    bytes_read: int = 0
-    read_s: float = 0.0
-    manage_s: float = 0.0
-
-    def __sub__(self, other: Totals) -> Totals:
-        return Totals(
-            self.hits - other.hits,
-            self.misses - other.misses,
-            self.bytes_read - other.bytes_read,
-            self.read_s - other.read_s,
-            self.manage_s - other.manage_s,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +28,28 @@ class Mark:
     totals: Totals
 
 
+Fetch = Callable[[int, np.ndarray], Sequence[Entry]]
+"""(layer, experts (n_tokens, k)) -> the entries that had to be read for them"""
+
+
 class Recorder:
     """Receives each layer's routing, has its experts fetched, and notes both.
 
     Args:
         gguf: the model.
         source: None for a resident run, where every expert is always there.
+
+    Attributes:
+        trace: the routing since opening or `restart`.
+        totals: what the source has done.
+        wall_s: wall time of the graph that just ended.
     """
 
     def __init__(self, gguf: GGUFMap, source: ExpertStreamSource | None) -> None:
         self._gguf = gguf
         self._source = source
-        self.totals = Totals()
+        self._blocks: list[RoutingBlock] = []
+        self.totals = source.totals if source else Totals()
         self.restart()
 
     def restart(self) -> None:
@@ -78,82 +72,111 @@ class Recorder:
             dense_bytes=dense,
         )
 
-    def begin(self, turn: int, phase: str, position: int, outputs: Sequence[bool]) -> None:
-        """Call before a graph over `len(outputs)` tokens from `position` on."""
-        self._turn, self._phase = turn, phase
+    def begin(
+        self,
+        turn: int,
+        phase: str,
+        position: int,
+        outputs: Sequence[bool],
+        *,
+        path: Path,
+        fetch: Fetch | None,
+    ) -> None:
+        """Call before a graph over `len(outputs)` tokens from `position` on.
+
+        `fetch` is called with each layer's choice, before its experts are used; None where they
+        are all there.
+        """
+        self._turn, self._phase, self._path, self._fetch = turn, phase, path, fetch
         self._positions = np.arange(position, position + len(outputs))
         self._output_positions = self._positions[np.asarray(outputs, bool)]
-        self._blocks: list[RoutingBlock] = []
-        self._before = self.totals
+        self._routed: list[tuple[int, np.ndarray, np.ndarray, Sequence[Entry]]] = []
+        self._before = self.totals.copy()
+        self._used_before = usage()
         self._begin_s = time.perf_counter()
+
+    def on_routing(self, layer: int, experts: np.ndarray, weights: np.ndarray) -> None:
+        """One layer's choice over the batch; on return compute may begin."""
+        missing = self._fetch(layer, experts) if self._fetch else ()
+        self._routed.append((layer, experts, weights, missing))
 
     def end(self) -> None:
         """Call when the graph is over."""
-        self._wall_s = time.perf_counter() - self._begin_s
+        self.wall_s = time.perf_counter() - self._begin_s
+        self._used_after = usage()
+        self._blocks = [self._block(*routed) for routed in self._routed]
+        for block in self._blocks:
+            self.trace.append(block)
 
-    def on_routing(self, layer: int, experts: np.ndarray, weights: np.ndarray) -> None:
-        """One layer's choice over the batch; on return its experts are in memory."""
-        if self._source is None:
-            resident = np.ones(experts.shape, bool)
-            read_bytes = np.zeros(experts.shape, np.int64)
-        else:
-            ids = experts.ravel()
-            fetch = self._source.fetch(layer, ids.tolist())
-            resident = _among(ids, fetch.hits).reshape(experts.shape)
-            read_bytes = np.zeros(ids.shape, np.int64)
-            if fetch.misses:
-                missed, first = np.unique(ids, return_index=True)
-                first = first[_among(missed, fetch.misses)]
-                read_bytes[first] = self._gguf.entry_bytes(layer)
-            read_bytes = read_bytes.reshape(experts.shape)
-            self.totals = replace(
-                self.totals,
-                hits=self.totals.hits + len(fetch.hits),
-                misses=self.totals.misses + len(fetch.misses),
-                bytes_read=self.totals.bytes_read + fetch.read_bytes,
-                read_s=self.totals.read_s + fetch.read_s,
-                manage_s=self.totals.manage_s + fetch.manage_s,
-            )
-        block = RoutingBlock(
-            self._turn, self._phase, layer, self._who(len(experts)),
-            experts, weights, resident, read_bytes,
-        )  # fmt: skip
-        self._blocks.append(block)
-        self.trace.append(block)
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that the graph which just ended read."""
+        return self.totals.bytes_read - self._before.bytes_read
 
     def steps(self, tokens: Sequence[int], text: TextStream) -> list[TokenStep]:
         """A step for each token of the graph that just ended."""
-        spent = self.totals - self._before
-        result = []
-        for position, token in zip(self._positions.tolist(), tokens, strict=True):
-            rows = [
-                (block, int(row[0]))
-                for block in self._blocks
-                if len(row := np.flatnonzero(block.positions == position))
-            ]
-            step = TokenStep(
-                index=position,
-                phase=self._phase,
-                token=token,
-                text=text.add(token),
-                layers=np.array([block.layer for block, _ in rows], np.int32),
-                experts=_stack([block.experts[row] for block, row in rows], np.int32),
-                weights=_stack([block.weights[row] for block, row in rows], np.float32),
-                hit=_stack([block.resident[row] for block, row in rows], np.bool_),
-                wall_s=self._wall_s,
-                read_s=spent.read_s,
-                manage_s=spent.manage_s,
-                bytes_read=spent.bytes_read,
-                hits=spent.hits,
-                misses=spent.misses,
+        return [
+            self._step(index, position, token, text.add(token))
+            for index, (position, token) in enumerate(
+                zip(self._positions.tolist(), tokens, strict=True)
             )
-            result.append(step)
-            self.trace.tokens.append((position, token, step.text))
-        return result
+        ]
+
+    def _step(self, index: int, position: int, token: int, text: str) -> TokenStep:
+        rows = []
+        for block in self._blocks:
+            if block.positions is self._positions:
+                rows.append((block, index))
+            elif len(row := np.flatnonzero(block.positions == position)):
+                rows.append((block, int(row[0])))
+        spent = self.totals - self._before
+        before, after = self._used_before, self._used_after
+        step = TokenStep(
+            index=position,
+            phase=self._phase,
+            token=token,
+            text=text,
+            layers=np.array([block.layer for block, _ in rows], np.int32),
+            experts=_stack([block.experts[row] for block, row in rows], np.int32),
+            weights=_stack([block.weights[row] for block, row in rows], np.float32),
+            hit=_stack([block.resident[row] for block, row in rows], np.bool_),
+            path=self._path,
+            wall_s=self.wall_s,
+            read_s=spent.read_s,
+            wait_s=spent.wait_s,
+            manage_s=spent.manage_s,
+            cpu_s=after.cpu_s - before.cpu_s,
+            major_faults=_difference(after.major_faults, before.major_faults),
+            energy_j=_difference(after.energy_j, before.energy_j),
+            bytes_read=spent.bytes_read,
+            prefetch_bytes=spent.prefetch_bytes,
+            hits=spent.hits,
+            prefetch_hits=spent.prefetch_hits,
+            misses=spent.misses,
+            resident_bytes=self._source.policy.resident_bytes if self._source else None,
+        )
+        self.trace.tokens.append((position, token, step.text))
+        return step
+
+    def _block(
+        self, layer: int, experts: np.ndarray, weights: np.ndarray, missing: Sequence[Entry]
+    ) -> RoutingBlock:
+        resident = np.ones(experts.shape, bool)
+        read_bytes = np.zeros(experts.shape, np.int64)
+        if missing:
+            missed = np.fromiter((expert for _, expert in missing), np.int32)
+            resident = ~np.isin(experts, missed)
+            distinct, first = np.unique(experts, return_index=True)
+            first = first[np.isin(distinct, missed)]
+            read_bytes.reshape(-1)[first] = self._gguf.entry_bytes(layer)
+        return RoutingBlock(
+            self._turn, self._phase, layer, self._who(len(experts)),
+            experts, weights, resident, read_bytes,
+        )  # fmt: skip
 
     def mark(self) -> Mark:
         """Where the record stands now."""
-        return Mark(self.trace.n_blocks, len(self.trace.tokens), self.totals)
+        return Mark(self.trace.n_blocks, len(self.trace.tokens), self.totals.copy())
 
     def rewind(self, mark: Mark) -> None:
         """Take back the routing since `mark`; what was read stays counted, for it was read."""
@@ -175,8 +198,8 @@ class Recorder:
         return np.full(n, -1)
 
 
-def _among(ids: np.ndarray, wanted: frozenset[int]) -> np.ndarray:
-    return np.fromiter((int(i) in wanted for i in ids), bool, len(ids))
+def _difference(after: Any, before: Any) -> Any:
+    return None if after is None or before is None else after - before
 
 
 def _stack(rows: list[np.ndarray], dtype: type) -> np.ndarray:

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from labkit.errors import SessionError
 from labkit.runtime.engine import Dense, Engine
 from labkit.runtime.interrupt import InterruptGuard
+from labkit.runtime.overlap import OverlapChoice
 from labkit.runtime.recorder import Mark
 from labkit.runtime.steps import Generation, TokenStep
+from labkit.runtime.streaming import Prefill
 from labkit.runtime.text import Sampler, TextStream, Tokenizer
 from labkit.trace import RouteTrace
 
@@ -39,6 +42,13 @@ class Session:
         policy: which entries stay in the cache; a name out of `labkit.policy.ONLINE`.
         lanes: reads under way at once.
         direct_io: past the page cache; None where the file system can. `reader_note` says which.
+        overlap: how reads overlap with compute: "serial" (a layer waits for its reads), "pipeline"
+            (it waits for the down projections when it comes to them), "userfaultfd" (a thread
+            sleeps where a slice is not there yet), or "auto", which tries them on the first
+            tokens that read and keeps the fastest. `overlap_note` says what it found.
+        prefill: how a prompt's experts come: "experts" through the expert cache, "layers" whole
+            layers through two slots, which count in the budget; "auto" takes layers for batches
+            so wide that they use nearly every expert, if two layers fit the budget.
         dense: where a streamed session keeps the weights that every token uses: "anonymous", a
             copy that the system does not take back, or "mmap", llama.cpp's map of the file.
         threads: compute threads; None is the number of physical cores.
@@ -59,6 +69,8 @@ class Session:
         cache_bytes: budget for expert weights, None in a resident run.
         resident_expert_bytes: expert weights in memory as the kernel counts them.
         reader_note: whether reads go past the page cache, and why.
+        overlap, overlap_note: how reads overlap with compute, and why.
+        prefill_layers: what each layer of the last prompt took, if it streamed whole layers.
 
     Raises:
         ModelFileError, StreamingRefusedError, BudgetError, LlamaError, SeamError, ReadError.
@@ -73,6 +85,8 @@ class Session:
         policy: str = "lru",
         lanes: int = 4,
         direct_io: bool | None = None,
+        overlap: OverlapChoice = "auto",
+        prefill: Prefill = "auto",
         dense: Dense = "anonymous",
         threads: int | None = None,
         n_ctx: int | None = None,
@@ -94,6 +108,8 @@ class Session:
                 policy=policy,
                 lanes=lanes,
                 direct_io=direct_io,
+                overlap=overlap,
+                prefill=prefill,
                 dense=dense,
                 threads=threads,
                 n_ctx=n_ctx,
@@ -104,8 +120,9 @@ class Session:
             self._sampler.close()
             raise
         self.map = self._engine.map
-        self.cache_bytes = self._engine.cache_bytes
-        self.reader_note = self._engine.reader_note
+        self._streaming = self._engine.streaming
+        self.cache_bytes = self._streaming.cache_bytes if self._streaming else None
+        self.reader_note = self._streaming.reader.direct_io_note if self._streaming else None
         self.all_logits = all_logits
         self.on_logits = on_logits
         self.n_past = 0
@@ -132,8 +149,23 @@ class Session:
     @property
     def resident_expert_bytes(self) -> int | None:
         """Bytes of expert weights that the kernel holds in memory; None for a resident run."""
-        source = self._engine.source
-        return source.resident_bytes() if source else None
+        return self._streaming.source.resident_bytes() if self._streaming else None
+
+    @property
+    def overlap(self) -> str | None:
+        """How the next token's reads overlap with compute; None for a resident run."""
+        return self._streaming.overlap.current if self._streaming else None
+
+    @property
+    def overlap_note(self) -> str | None:
+        """Why it is done this way."""
+        return self._streaming.overlap.note if self._streaming else None
+
+    @property
+    def prefill_layers(self) -> pd.DataFrame:
+        """What each layer of the last prompt took that streamed whole layers (`LayerTime`)."""
+        layers = self._streaming.layers if self._streaming else None
+        return layers.table() if layers else pd.DataFrame()
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text, with what the model wants at its start."""
@@ -189,8 +221,8 @@ class Session:
     def generate(self, prompt: Prompt, n: int = 64, *, hash_logits: bool = False) -> Generation:
         """`stream` to its end. See there for what it raises."""
         digest = hashlib.sha256() if hash_logits else None
-        result = Generation(prompt_tokens=self._encode(prompt))
         start = time.perf_counter()
+        result = Generation(prompt_tokens=self._encode(prompt), begin_s=start)
         result.steps = list(self._begin(result.prompt_tokens, n, result, digest))
         result.decode_s = time.perf_counter() - start - result.prefill_s
         result.tokens = [step.token for step in result.steps]
@@ -262,6 +294,8 @@ class Session:
         for _ in range(n):
             with self._step(stream_id):
                 token = self._sampler.sample(self._model)
+                if result.ttft_s is None:
+                    result.ttft_s = time.perf_counter() - result.begin_s
                 if self._tokenizer.is_end(token):
                     return
                 step = self._decode(token, text)
@@ -277,7 +311,7 @@ class Session:
             chunk = tokens[low : low + self._model.n_ubatch]
             outputs = [self.all_logits or low + i == last for i in range(len(chunk))]
             with self._undo_on_failure(start, mark):
-                self._graph(chunk, "prefill", outputs)
+                self._graph(chunk, "prefill", outputs, n_left=last + 1 - low - len(chunk))
             self.prefill_steps += self._recorder.steps(chunk, text)
         spent = self._recorder.totals_since(mark)
         result.prefill_s = time.perf_counter() - begin
@@ -289,9 +323,11 @@ class Session:
             self._graph([token], "decode", [True])
         return self._recorder.steps([token], text)[0]
 
-    def _graph(self, tokens: list[int], phase: str, outputs: list[bool]) -> None:
+    def _graph(self, tokens: list[int], phase: str, outputs: list[bool], n_left: int = 0) -> None:
         """One graph, and its logits to whoever asked for them."""
-        self._engine.graph(tokens, self.n_past, outputs, turn=self._turn, phase=phase)
+        self._engine.graph(
+            tokens, self.n_past, outputs, turn=self._turn, phase=phase, n_left=n_left
+        )
         self.n_past += len(tokens)
         self._logits_ready = outputs[-1]
         if self.on_logits or self._digest:

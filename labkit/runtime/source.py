@@ -1,124 +1,200 @@
-"""`ExpertStreamSource`: the experts that a layer has chosen, in memory before it uses them."""
+"""`ExpertStreamSource`: the experts that a layer has chosen, there when it computes with them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from labkit.gguf_map import ExpertTensor, GGUFMap
+from labkit.errors import ReadError
+from labkit.gguf_map import GGUFMap
 from labkit.policy import CachePolicy
-from labkit.runtime import ggml
-from labkit.runtime.memory import ExpertWindow
-from labkit.runtime.reader import FileReader, ReadRequest
+from labkit.policy.base import Entry, Lookup
+from labkit.runtime.expert_memory import ExpertMemory
+from labkit.runtime.reader import Batch, FileReader
+from labkit.runtime.totals import Totals
+
+Overlap = Literal["serial", "pipeline", "userfaultfd"]
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """What one layer's request cost.
-
-    Attributes:
-        hits: experts that were resident.
-        misses: experts that were read.
-        read_bytes: bytes that left the files, widened edges included.
-        read_s: wall time of the reads, which the graph waited for.
-        manage_s: wall time of looking up and giving memory back.
-    """
-
-    hits: frozenset[int]
-    misses: frozenset[int]
-    read_bytes: int
-    read_s: float
-    manage_s: float
+@dataclass(slots=True)
+class _Pending:
+    batch: Batch
+    entries: list[Entry]
 
 
 class ExpertStreamSource:
-    """Expert weights of one model, streamed into windows that llama.cpp computes from.
+    """Expert weights of one model, streamed into memory that llama.cpp computes from.
 
     Args:
         gguf: the model's map; `require_streamable` has passed.
         reader: opened on the same files.
         policy: decides what stays; its budget covers expert bytes alone.
+        memory: where the experts live.
+
+    Attributes:
+        overlap: how compute waits. "serial": a layer begins when all its reads have ended.
+            "pipeline": it begins without the down projections, and waits for them before it needs
+            them. "userfaultfd": it begins at once and sleeps at a slice that is not there.
+        totals: sums since opening.
+        orphaned: layers of the last graph that computed with a slice nobody was reading.
+        fault: a read that does not end; nothing may be computed after it.
     """
 
-    def __init__(self, gguf: GGUFMap, reader: FileReader, policy: CachePolicy) -> None:
+    def __init__(
+        self, gguf: GGUFMap, reader: FileReader, policy: CachePolicy, memory: ExpertMemory
+    ) -> None:
         self.policy = policy
+        self.memory = memory
+        self.overlap: Overlap = "serial"
+        self.totals = Totals()
+        self.fault: ReadError | None = None
+        self.orphaned: set[int] = set()
         self._reader = reader
-        self._layers: dict[int, list[tuple[ExpertTensor, ExpertWindow]]] = {}
-        self._entry_bytes: dict[int, int] = {}
-        try:
-            for expert_tensor in gguf.expert_tensors:
-                window = ExpertWindow(
-                    expert_tensor.tensor.offset, expert_tensor.slice_bytes, expert_tensor.n_expert
-                )
-                self._layers.setdefault(expert_tensor.layer, []).append((expert_tensor, window))
-        except BaseException:
-            self.close()
-            raise
-        for layer in self._layers:
-            self._entry_bytes[layer] = gguf.entry_bytes(layer)
+        self._n_expert = gguf.n_expert
+        self._entry_bytes = {layer: gguf.entry_bytes(layer) for layer in gguf.moe_layers}
+        self._asked: list[_Pending] = []
+        self._ahead: list[_Pending] = []
+        self._unmet: dict[Entry, _Pending] = {}
+        self._busy_s = 0.0
 
-    def bind(self, addresses: dict[str, int]) -> None:
-        """Point llama.cpp's expert tensors, by name, at the windows.
-
-        Tensors that no graph uses (a second head that is not run) are in the file but not in
-        `addresses`; they stay as they are.
-        """
-        for parts in self._layers.values():
-            for expert_tensor, window in parts:
-                if address := addresses.get(expert_tensor.tensor.name):
-                    ggml.tensor_at(address).data = window.address(window.offset)
-
-    def fetch(self, layer: int, experts: Iterable[int]) -> Fetch:
-        """Make the distinct `experts` of `layer` resident; returns when they are.
+    def fetch(self, layer: int, experts: Iterable[int]) -> Lookup:
+        """Ask for the distinct `experts` of `layer`; returns when compute may begin.
 
         Raises:
             ReadError: a slice could not be read. None of the missing entries counts as resident.
         """
         begin = time.perf_counter()
+        self._collect(0)
+        waited_s = self.totals.wait_s
         lookup = self.policy.request(layer, experts, self._entry_bytes[layer])
-        for entry in lookup.evicted:
-            self._release(*entry)
-        read_begin = time.perf_counter()
-        read_bytes = 0
+        self.totals.hits += len(lookup.hits)
+        self.totals.misses += len(lookup.misses)
+        if self._unmet:
+            self._meet(lookup.hits, lookup.evicted)
+        if lookup.misses or lookup.evicted:
+            self.memory.evict(lookup.evicted, lookup.misses)
         if lookup.misses:
-            try:
-                read_bytes = self._reader.read(self._requests(layer, lookup.misses))
-            except BaseException:
-                for entry in lookup.misses:
-                    self.policy.discard(entry)
-                for entry in lookup.misses:
-                    self._release(*entry)
-                raise
-        read_s = time.perf_counter() - read_begin if lookup.misses else 0.0
-        return Fetch(
-            frozenset(expert for _, expert in lookup.hits),
-            frozenset(expert for _, expert in lookup.misses),
-            read_bytes,
-            read_s,
-            read_begin - begin,
-        )
+            self._read(lookup.misses)
+        self.totals.manage_s += time.perf_counter() - begin - (self.totals.wait_s - waited_s)
+        if lookup.misses and self.overlap != "userfaultfd":
+            self._collect(1 if self.overlap == "pipeline" else 0)
+        return lookup
+
+    def wait_for_down(self, _layer: int) -> None:
+        """Return when the down projections that were asked for are there ("pipeline")."""
+        self._collect(0)
+
+    def prefetch(self, layer: int, experts: Sequence[int], keep: Collection[Entry]) -> None:
+        """Read entries that `layer` may ask for soon; nothing of `keep` goes for them."""
+        begin = time.perf_counter()
+        wanted = [(layer, expert) for expert in experts]
+        lookup = self.policy.admit(wanted, self._entry_bytes[layer], keep)
+        if lookup.misses:
+            self._meet((), lookup.evicted)
+            self.memory.evict(lookup.evicted, lookup.misses)
+            batch = self._reader.submit(self.memory.requests(lookup.misses), urgent=False)
+            pending = _Pending(batch, lookup.misses)
+            self._ahead.append(pending)
+            self._unmet.update(dict.fromkeys(lookup.misses, pending))
+        self.totals.manage_s += time.perf_counter() - begin
+
+    def make_room(self, budget_bytes: int) -> None:
+        """Drop what the policy would drop first until at most so many bytes are resident."""
+        self.finish_reads()
+        while self.policy.resident_bytes > budget_bytes and (entry := self.policy.evict()):
+            self._unmet.pop(entry, None)
+            self.memory.evict([entry], ())
+        self.memory.trim()
+
+    def settle(self) -> None:
+        """Call after each graph, whatever became of it: no read that it asked for is left.
+
+        Raises:
+            ReadError: one of them failed.
+        """
+        try:
+            self._collect(0)
+        finally:
+            busy_s = self._reader.busy_s
+            self.totals.read_s += busy_s - self._busy_s
+            self._busy_s = busy_s
+            self.totals.wait_s += self.memory.slept_s()
+            self.orphaned = self.memory.forget_orphans()
+            for layer in self.orphaned:
+                for expert in range(self._n_expert):
+                    self.policy.discard((layer, expert))
+                    self._unmet.pop((layer, expert), None)
+
+    def finish_reads(self) -> None:
+        """Wait for all reads, those ahead of need as well. Raises ReadError."""
+        self._collect(0)
+        while self._ahead:
+            self._finish(self._ahead[0])
+            self._sweep()
 
     def resident_bytes(self) -> int:
         """Bytes of expert memory that the kernel holds for this source (not our own sum)."""
-        return sum(w.resident_bytes() for parts in self._layers.values() for _, w in parts)
+        return self.memory.resident_bytes()
 
-    def close(self) -> None:
-        """Unmap the windows. The model that computed from them is freed before."""
-        while self._layers:
-            _, parts = self._layers.popitem()
-            for _, window in parts:
-                window.close()
+    def _read(self, entries: list[Entry]) -> None:
+        if self.overlap == "pipeline":
+            for down in (False, True):
+                requests = self.memory.requests(entries, down=down)
+                self._asked.append(_Pending(self._reader.submit(requests), entries))
+        else:
+            batch = self._reader.submit(self.memory.requests(entries))
+            self._asked.append(_Pending(batch, entries))
 
-    def _requests(self, layer: int, entries: Iterable[tuple[int, int]]) -> list[ReadRequest]:
-        requests = []
-        for _, expert in entries:
-            for part, window in self._layers[layer]:
-                start, stop = window.span(expert)
-                what = f"the {part.projection} projection of expert {expert} in layer {layer}"
-                requests.append(ReadRequest(part.tensor.shard, start, stop, window, what))
-        return requests
+    def _collect(self, n_left: int) -> None:
+        """Wait for the reads that compute asked for; with userfaultfd it did so by itself."""
+        self._sweep()
+        while len(self._asked) > n_left:
+            self._finish(self._asked[0])
+            self.totals.bytes_read += self._asked.pop(0).batch.bytes_read
 
-    def _release(self, layer: int, expert: int) -> None:
-        for _, window in self._layers[layer]:
-            window.release_expert(expert, lambda other: (layer, other) in self.policy)
+    def _sweep(self) -> None:
+        """Account for reads ahead that have ended."""
+        if not self._ahead:
+            return
+        for pending in [p for p in self._ahead if p.batch.done]:
+            self._finish(pending)
+            self._ahead.remove(pending)
+            self.totals.bytes_read += pending.batch.bytes_read
+            self.totals.prefetch_bytes += pending.batch.bytes_read
+
+    def _meet(self, hits: Collection[Entry], evicted: Collection[Entry]) -> None:
+        """Prefetched entries that are used or go: wait for their reads where nobody else does."""
+        for entry in hits:
+            if pending := self._unmet.pop(entry, None):
+                self.totals.prefetch_hits += 1
+                if self.overlap != "userfaultfd":
+                    self._finish(pending)
+        for entry in evicted:
+            if pending := self._unmet.pop(entry, None):
+                self._finish(pending)
+
+    def _finish(self, pending: _Pending) -> None:
+        begin = time.perf_counter()
+        try:
+            self._reader.finish(pending.batch)
+        except ReadError as error:
+            if pending.batch.done:
+                self._forget_reads()
+            else:
+                self.fault = error
+            raise
+        finally:
+            self.totals.wait_s += time.perf_counter() - begin
+
+    def _forget_reads(self) -> None:
+        """After a failure: nothing that was being read counts as resident."""
+        pendings = [*self._asked, *self._ahead]
+        self._asked, self._ahead, self._unmet = [], [], {}
+        for pending in pendings:
+            while not pending.batch.wait(self._reader.slow_read_s):
+                pass
+            for entry in pending.entries:
+                self.policy.discard(entry)
+            self.memory.evict(pending.entries, ())

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
+
+Path = Literal["cache", "layers", "resident"]
 
 
 @dataclass(slots=True)
@@ -20,11 +24,22 @@ class TokenStep:
         experts: (L, k) chosen experts in slot order.
         weights: (L, k) applied routing weights; NaN where the graph shows none.
         hit: (L, k) whether the entry was resident when its layer asked.
-        wall_s: wall time of the graph (shared by all tokens of a prefill batch).
-        read_s: of it, waiting for reads.
+        path: where the experts came from: "cache" (an entry at a time, through the expert cache),
+            "layers" (whole layers through two slots, past the cache) or "resident" (no streaming).
+        wall_s: wall time of the graph (shared by all tokens of a prefill batch, as all below).
+        read_s: of it, with at least one read under way.
+        wait_s: exposed wait: of it, time that compute stood still for reads. With userfaultfd,
+            time in which at least one compute thread slept.
         manage_s: of it, cache bookkeeping and giving memory back.
-        bytes_read: bytes read from the files.
-        hits, misses: distinct entries found and read, a lookup per expert, layer and batch.
+        cpu_s: processor time of all threads of this process.
+        major_faults: page faults that waited for a disk; None where the system does not tell.
+        energy_j: joules of the processor packages (RAPL), the whole machine's; None where it
+            cannot be read.
+        bytes_read: bytes read from the files; prefetch_bytes: of them, ahead of need.
+        hits, misses: distinct entries found and not found, a lookup per expert, layer and batch;
+            prefetch_hits: of the hits, first uses of entries read ahead. None of them looks up
+            anything on the path "layers".
+        resident_bytes: the cache's sum after the step; None without one.
     """
 
     index: int
@@ -41,11 +56,19 @@ class TokenStep:
     bytes_read: int
     hits: int
     misses: int
+    path: Path = "cache"
+    wait_s: float = 0.0
+    cpu_s: float | None = None
+    major_faults: int | None = None
+    energy_j: float | None = None
+    prefetch_bytes: int = 0
+    prefetch_hits: int = 0
+    resident_bytes: int | None = None
 
     @property
     def compute_s(self) -> float:
         """What is left of the wall time: a residual, not a measurement."""
-        return self.wall_s - self.read_s - self.manage_s
+        return self.wall_s - self.wait_s - self.manage_s
 
 
 @dataclass
@@ -57,6 +80,8 @@ class Generation:
         prompt_tokens: ids that were prefilled in this call.
         steps: one `TokenStep` per generated token.
         stop: why it ended, "length" or "end of text".
+        begin_s: `time.perf_counter` at the call.
+        ttft_s: from the call to the first token sampled; None if none was.
         prefill_s, decode_s: wall time of prefill, and of all decode steps with sampling.
         prefill_read_bytes: bytes read during prefill.
         hits, misses: lookups of prefill and decode together.
@@ -69,6 +94,8 @@ class Generation:
     prompt_tokens: list[int] = field(default_factory=list)
     steps: list[TokenStep] = field(default_factory=list)
     stop: str = "length"
+    begin_s: float = field(default_factory=time.perf_counter)
+    ttft_s: float | None = None
     prefill_s: float = 0.0
     decode_s: float = 0.0
     prefill_read_bytes: int = 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+import operator
+from dataclasses import dataclass, fields
 
 
 @dataclass(slots=True)
@@ -30,7 +31,10 @@ class Totals:
 
     def copy(self) -> Totals:
         """The sums as they stand now."""
-        return Totals(*astuple(self))
+        return Totals(*_values(self))
 
     def __sub__(self, other: Totals) -> Totals:
-        return Totals(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return Totals(*map(operator.sub, _values(self), _values(other)))
+
+
+_values = operator.attrgetter(*(item.name for item in fields(Totals)))

@@ -1,0 +1,173 @@
+"""`Streaming`: everything between a model's files and the memory that it computes from."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from labkit.errors import BudgetError, OptionError, SessionError
+from labkit.gguf_map import GGUFMap
+from labkit.policy import make_policy
+from labkit.policy.base import Entry
+from labkit.runtime.budget import MIB
+from labkit.runtime.expert_memory import ExpertMemory
+from labkit.runtime.overlap import OverlapTrial
+from labkit.runtime.prefill import PrefillPath
+from labkit.runtime.reader import FileReader
+from labkit.runtime.source import ExpertStreamSource
+from labkit.runtime.steps import Path
+from labkit.runtime.userfault import UserFault
+
+Prefill = Literal["auto", "experts", "layers"]
+
+
+class Streaming:
+    """The reader, the expert cache and the two slots of one open model.
+
+    Args:
+        gguf: the model's map; `require_streamable` has passed.
+        cache_bytes: the budget for expert weights.
+        policy, lanes, direct_io, overlap, prefill: as for `Session`.
+
+    Attributes:
+        source: the expert cache.
+        overlap: how its reads overlap with compute.
+        layers: the two slots, once bound.
+
+    Raises:
+        OptionError, ReadError, BudgetError.
+    """
+
+    def __init__(
+        self,
+        gguf: GGUFMap,
+        cache_bytes: int,
+        *,
+        policy: str,
+        lanes: int,
+        direct_io: bool | None,
+        overlap: str,
+        prefill: str,
+    ) -> None:
+        if prefill not in ("auto", "experts", "layers"):
+            raise OptionError(f"prefill is {prefill!r}; it must be auto, experts or layers")
+        self.overlap = OverlapTrial(overlap)
+        self.cache_bytes = cache_bytes
+        self._gguf = gguf
+        self._prefill = prefill
+        self.layers: PrefillPath | None = None
+        self._path: Path = "cache"
+        self._addresses: dict[str, int] = {}
+        with contextlib.ExitStack() as undo:
+            self.reader = FileReader(gguf.paths, lanes=lanes, direct_io=direct_io)
+            undo.callback(self.reader.close)
+            self._memory = _make_memory(gguf, self.overlap.uses_userfault)
+            undo.callback(self._memory.close)
+            entry_bytes = {layer: gguf.entry_bytes(layer) for layer in gguf.moe_layers}
+            cache = make_policy(policy, cache_bytes, entry_bytes)
+            self.source = ExpertStreamSource(gguf, self.reader, cache, self._memory)
+            undo.pop_all()
+
+    def bind(self, addresses: dict[str, int]) -> None:
+        """Have llama.cpp's expert tensors, by name, compute from here.
+
+        Raises:
+            BudgetError: whole layers were asked for, and two of them exceed the budget.
+        """
+        self._addresses = addresses
+        self._memory.bind(addresses)
+        self.layers = PrefillPath(self._gguf, self.reader, addresses, self.source.totals)
+        if self._prefill == "layers" and self.layers.nbytes > self.cache_bytes:
+            raise BudgetError(
+                f"prefill='layers' needs two whole layers of experts, "
+                f"{self.layers.nbytes / MIB:.1f} MiB, and the budget is "
+                f"{self.cache_bytes / MIB:.1f} MiB. Give a larger cache_mib, or prefill='experts'."
+            )
+
+    def stop_graph_with(self, stop: Callable[[], None]) -> None:
+        """`stop` is called, on any thread, when the graph that runs must not go on."""
+        self.reader.on_error = lambda _: stop()
+        self._memory.on_orphan = stop
+        self._memory.slow_read = self.reader.slow_read
+
+    def begin_graph(self, phase: str, n_tokens: int, n_left: int) -> Path:
+        """Make ready for a graph; `n_left` tokens of the same prompt will follow in others.
+
+        Raises:
+            SessionError: an earlier read did not end.
+        """
+        if self.source.fault:
+            raise SessionError(
+                "A read of this session did not end, so its memory is in doubt. Close it and open "
+                f"the model again. {self.source.fault}"
+            )
+        self.source.overlap = self.overlap.current
+        if phase == "prefill" and self._by_layers(n_tokens):
+            assert self.layers
+            if self._path != "layers":
+                self.source.make_room(self.cache_bytes - self.layers.nbytes)
+            self._path = "layers"
+            self.layers.begin(more=self._by_layers(min(n_tokens, n_left)))
+        else:
+            self._leave_layers()
+        return self._path
+
+    def fetch(self, layer: int, experts: np.ndarray) -> Sequence[Entry]:
+        """A layer has chosen; returns when it may compute. Entries that had to be read."""
+        if self._path == "layers":
+            assert self.layers
+            self.layers.at_layer(layer)
+            return [(layer, expert) for expert in np.unique(experts).tolist()]
+        return self.source.fetch(layer, experts.ravel().tolist()).misses
+
+    def end_graph(self, *, whole: bool, n_left: int) -> None:
+        """Call after each graph, whatever became of it. Raises ReadError."""
+        if self._path == "layers":
+            assert self.layers
+            self.layers.end(whole=whole)
+            if not whole or not n_left:
+                self._leave_layers()
+        self.source.settle()
+
+    def close(self) -> None:
+        """Give everything back. The model that computed from here is freed before."""
+        if not self.reader.close():
+            warnings.warn(
+                "A read is still stuck in the system, so its memory is not given back.",
+                stacklevel=3,
+            )
+            return
+        if self.layers:
+            self.layers.close()
+        self._memory.close()
+
+    def _by_layers(self, n_tokens: int) -> bool:
+        """Whether a batch so wide streams whole layers: it then uses nearly every expert."""
+        if self._prefill == "experts" or self.layers is None or n_tokens < 1:
+            return False
+        if self._prefill == "layers":
+            return n_tokens > 1
+        gguf = self._gguf
+        uses = min(gguf.experts_used(layer) for layer in gguf.moe_layers)
+        wide = n_tokens * uses >= 4 * gguf.n_expert
+        return wide and self.layers.nbytes <= self.cache_bytes
+
+    def _leave_layers(self) -> None:
+        if self._path == "layers" and self.layers:
+            self._path = "cache"
+            self.layers.release()
+            self._memory.bind(self._addresses)
+
+
+def _make_memory(gguf: GGUFMap, with_userfault: bool) -> ExpertMemory:
+    userfault = UserFault() if with_userfault else None
+    try:
+        return ExpertMemory(gguf, userfault)
+    except BaseException:
+        if userfault:
+            userfault.close()
+        raise

@@ -1,0 +1,116 @@
+"""`userfaultfd`: a thread that touches a page which is not there sleeps until somebody fills it.
+
+So compute can begin while reads are under way, and waits exactly where it must, with llama.cpp
+unchanged. The kernel's calls are used by number, as its headers fix them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import struct
+from collections.abc import Callable
+
+from labkit import host
+from labkit.runtime.memory import PAGE
+
+_IOC_REGISTER = 0xC020AA00
+_IOC_WAKE = 0x8010AA02
+_IOC_COPY = 0xC028AA03
+_IOC_ZEROPAGE = 0xC020AA04
+_REGISTER_MISSING = 1
+_PAGE_FAULT = 0x12
+_MESSAGE_BYTES = 32
+
+
+class UserFault:
+    """Memory in which missing pages are waited for.
+
+    Raises:
+        OSError: the system does not offer it; `labkit.host.userfaultfd_problem` says so before.
+    """
+
+    def __init__(self) -> None:
+        self._fd = host.open_userfaultfd()
+        self._wake_reader, self._waker = os.pipe()
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
+        self._poll.register(self._wake_reader, select.POLLIN)
+
+    def register(self, address: int, length: int) -> None:
+        """From now on a thread that touches a missing page of this range sleeps."""
+        self._call(_IOC_REGISTER, "QQQQ", address, length, _REGISTER_MISSING, 0)
+
+    def wake(self, address: int, length: int) -> None:
+        """Have threads that sleep on this range look again."""
+        self._call(_IOC_WAKE, "QQ", address, length)
+
+    def fill(self, target: int, source: int, length: int) -> None:
+        """Copy pages from `source` to those pages of `target` that are missing, and wake."""
+        self._fill(target, length, _IOC_COPY, lambda at, n: ("QQQQq", at, source + at - target, n))
+
+    def fill_zero(self, target: int, length: int) -> int:
+        """Fill the missing pages with zeros: for a graph that is to end, not to be right.
+
+        Returns how many bytes were missing.
+        """
+        return self._fill(target, length, _IOC_ZEROPAGE, lambda at, n: ("QQQq", at, n))
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Return when a thread sleeps, or after so long; False once `stop` was called."""
+        ready = dict(self._poll.poll(None if timeout_s is None else timeout_s * 1e3))
+        return self._wake_reader not in ready
+
+    def take_sleeps(self) -> list[int]:
+        """Addresses of the pages that threads went to sleep on since the last call."""
+        try:
+            messages = os.read(self._fd, 256 * _MESSAGE_BYTES)
+        except BlockingIOError:  # there are none, or the pages came before we looked
+            return []
+        return [
+            struct.unpack_from("Q", messages, at + 16)[0]
+            for at in range(0, len(messages), _MESSAGE_BYTES)
+            if messages[at] == _PAGE_FAULT
+        ]
+
+    def stop(self) -> None:
+        """Have `wait` return False."""
+        os.write(self._waker, b"x")
+
+    def close(self) -> None:
+        """Give the descriptors back; registered memory is ordinary memory again."""
+        for fd in (self._waker, self._wake_reader, self._fd):
+            os.close(fd)
+
+    def _fill(self, target: int, length: int, request: int, pack: Callable) -> int:
+        at, end, filled = target, target + length, 0
+        while at < end:
+            form, *values = pack(at, end - at)
+            error, done = self._try(request, form, *values, 0, 0)
+            if error == errno.EEXIST:  # a neighbour's read brought this page, with the same bytes
+                self.wake(at, PAGE)
+                at += PAGE
+            elif error in (0, errno.EAGAIN):
+                at += max(done, 0)
+                filled += max(done, 0)
+            else:
+                raise OSError(error, f"filling memory: {os.strerror(error)}")
+        return filled
+
+    def _call(self, request: int, form: str, *values: int) -> None:
+        error, _ = self._try(request, form, *values)
+        if error:
+            raise OSError(error, f"userfaultfd: {os.strerror(error)}")
+
+    def _try(self, request: int, form: str, *values: int) -> tuple[int, int]:
+        """(errno, last word of the answer) of one ioctl; the GIL is free meanwhile."""
+        import fcntl
+
+        argument = bytearray(struct.pack(form, *values))
+        error = 0
+        try:
+            fcntl.ioctl(self._fd, request, argument)
+        except OSError as failure:
+            error = failure.errno or 0
+        return error, struct.unpack(form, argument)[-1]
