@@ -146,6 +146,10 @@ def test_sessions_hold_whole_layers_and_say_what_does_not_fit(q4_k_m: GGUFMap):
     need = htp.arena(table)
     assert need.need_mib == pytest.approx(2 * need.slot_mib + need.fixed_mib)
     assert need.need_mib < whole
+    summary = htp.memory_table(table, [1.2, 0.3]).set_index("way")
+    assert summary["sessions_of_1_mib"].iloc[0] == spread.count
+    assert summary["sessions_of_0_mib"].isna().all()
+    assert summary["need_mib"].tolist() == pytest.approx([whole, need.need_mib])
     with pytest.raises(OptionError, match="holds nothing"):
         htp.sessions(table, 0)
 

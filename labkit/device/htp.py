@@ -9,6 +9,7 @@ and may refuse for reasons that no file shows, such as scratch memory: this is w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -209,6 +210,29 @@ def arena(table: pd.DataFrame, slots: int = 2) -> Arena:
         fixed_mib=float(table.loc[~routed, "device_mib"].sum()),
         slots=slots,
     )
+
+
+def memory_table(
+    table: pd.DataFrame, limits_mib: Sequence[float] = SESSION_MIB, slots: int = 2
+) -> pd.DataFrame:
+    """What the HTP must map by the way of using it, from a `placement`: weights only.
+
+    Columns: way, need_mib, handovers (of a chunk, all layers), and for each limit the sessions that
+    it takes: NA where a layer, or the slots together, are larger than a session.
+    """
+    two, stops = arena(table, slots).need_mib, int(handovers(table).sum())
+    whole = float(table["device_mib"].sum())
+    found = pd.DataFrame(
+        {
+            "way": ["all at once", f"{slots} slots and what stays"],
+            "need_mib": [whole, two],
+            "handovers": [stops, stops],
+        }
+    )
+    for limit in limits_mib:
+        counts = [sessions(table, limit).count, 1 if two <= limit else None]
+        found[f"sessions_of_{limit:.0f}_mib"] = pd.array(counts, dtype="Int64")
+    return found
 
 
 def _refusal(tensor: TensorInfo) -> str:

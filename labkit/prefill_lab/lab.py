@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,17 @@ from labkit.errors import BenchError, OptionError
 from labkit.gguf_map import GGUFMap, open_gguf
 from labkit.host import usable_memory_bytes
 from labkit.prefill_lab.devices import ggml_devices
-from labkit.prefill_lab.paths import DEFAULT_PATHS, describe, holds_whole_model, parse_paths
+from labkit.prefill_lab.paths import (
+    DEFAULT_PATHS,
+    describe,
+    holds_whole_model,
+    parse_paths,
+    streams,
+)
 from labkit.prefill_lab.process import ask
 from labkit.prefill_lab.result import PrefillResult
+from labkit.runtime.arena import N_SLOTS, slot_bytes
+from labkit.runtime.budget import default_cache_bytes
 from labkit.runtime.trial import trial_load
 
 _MIB = 2**20
@@ -37,7 +45,8 @@ class PrefillPlan:
         outputs: answer lengths after the longest prompt, for the whole request.
         rounds: how often each path runs, in a new process and a cold file each time.
         chunk: prompt tokens of one graph (llama.cpp's ubatch).
-        cache_mib: expert cache of the streamed paths; None is labkit's choice.
+        cache_mib: memory for experts of the streamed paths; None is labkit's choice, and at least
+            the two layers that the slots take.
         lanes, threads: as for `Session`.
         memory_limit_mib: of a cgroup for each path that need not hold the whole model.
         prompt: a text; None is the bundled prompts, repeated until they are long enough, or
@@ -102,6 +111,7 @@ def run_prefill(
     devices = ggml_devices()
     paths = parse_paths(plan.paths, devices)
     n_ctx = _context(plan, gguf)
+    plan = replace(plan, cache_mib=_cache_mib(plan, gguf, paths))
     prompt = _prompt(plan, gguf)
     cgroup.remove_stale()
     runs, prefills, requests, layers = [], [], [], []
@@ -132,6 +142,7 @@ def run_prefill(
         "paths": {path: describe(path) for path in paths},
         "devices": [{"name": d.name, "backend": d.backend, "kind": d.kind} for d in devices],
         "chunk": plan.chunk,
+        "cache_mib": plan.cache_mib,
         "rounds": plan.rounds,
         "memory_limit_mib": plan.memory_limit_mib,
         "notes": _notes(plan, paths, devices),
@@ -175,8 +186,18 @@ def _run(
         "first_token_s": answer["first_token_s"],
         "cold_storage_mib": _mib(answer["cold_storage_bytes"]),
         "peak_rss_mib": _mib(answer["peak_resident_bytes"]),
+        "grown_mib": _mib(answer["grown_bytes"]),
         "cgroup_peak_mib": _mib(answer.get("cgroup_peak_bytes")),
     }, answer
+
+
+def _cache_mib(plan: PrefillPlan, gguf: GGUFMap, paths: list[str]) -> float | None:
+    """The same for all streamed paths, so that they are compared at equal memory."""
+    if plan.cache_mib is not None or not any(map(streams, paths)):
+        return plan.cache_mib
+    gguf.require_streamable()
+    slots = N_SLOTS * slot_bytes([gguf.layer_tensors(layer) for layer in gguf.moe_layers])
+    return max(default_cache_bytes(gguf), slots) / _MIB
 
 
 def _context(plan: PrefillPlan, gguf: GGUFMap) -> int:
