@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +156,19 @@ def test_calibration_finds_the_constants_of_a_benchmark(tmp_path: Path):
     assert made.figures["decode_gb_s"].how == "fitted"
     assert made.need("ram_mib") == 8192
     load_profile(made.save(tmp_path / "own.json"))
+
+
+def test_the_command_calibrates_the_profile_in_the_directory(tmp_path: Path):
+    own_profile().save(tmp_path / "device.json")
+    bench().save(tmp_path / "bench")
+    code = "import sys; sys.argv[0] = 'labkit'; from labkit.cli import main; main()"
+    command = [sys.executable, "-c", code, "device", "--calibrate", "bench", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "written to device.json" in done.stderr
+    value = load_profile(tmp_path / "device.json").to_json()
+    assert json.loads(done.stdout) == value
+    assert value["figures"]["decode_gb_s"]["value"] == pytest.approx(2.0, rel=0.05)
 
 
 def test_a_calibrated_profile_predicts_a_new_budget():

@@ -24,6 +24,7 @@ from labkit.errors import (
     PlanError,
     TraceError,
 )
+from labkit.gguf_map import open_gguf
 from labkit.sheet import sheet
 
 MAIN = "import sys; sys.argv[0] = 'labkit'; from labkit.cli import main; main()"
@@ -169,6 +170,35 @@ def test_the_command_gives_json():
     value = json.loads(done.stdout)
     assert value["recommended"] == "resident"
     assert value["paths"][0]["path"] == "mmap"
+
+
+def test_the_command_compares_budgets():
+    args = ("plan", "qwen3-30b-a3b", "--device", "oneplus-15r", "--cache-mib", "0,2000,auto,99999")
+    done = labkit(*args)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert [row[0] for row in rows if row and row[0] in ("0", "2,000")] == ["0", "2,000"]
+    assert "no room" in done.stdout
+    plans = json.loads(labkit(*args, "--json").stdout)
+    assert [made["cache_mib"] for made in plans][:2] == [0, 2000]
+
+
+def test_the_command_says_what_to_type_next(tmp_path: Path):
+    whole = labkit("plan", BUNDLED, "--device", "oneplus-15r")
+    assert f"labkit generate {BUNDLED} -p TEXT --resident" in whole.stdout
+    cut = tmp_path / "header.gguf"
+    cut.write_bytes(model_path().read_bytes()[: open_gguf(BUNDLED).data_offsets[0]])
+    header = labkit("plan", cut, "--device", "oneplus-15r")
+    assert header.returncode == 0, header.stderr
+    assert "labkit generate" not in header.stdout
+
+
+def test_a_dense_model_is_one_message(tmp_path: Path):
+    done = labkit("plan", dense_shape(tmp_path), "--device", "oneplus-15r")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert "nothing to stream" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from labkit.device.plan import PathPlan, Plan
 
 OWN_PROFILE = Path("device.json")
 
@@ -35,7 +29,10 @@ def command(
     ] = None,
     cache_mib: Annotated[
         str,
-        typer.Option(metavar="MIB|auto", help="Expert cache; auto is what memory leaves room for."),
+        typer.Option(
+            metavar="MIB,...|auto",
+            help="Expert cache; auto is what memory leaves room for. Several are compared.",
+        ),
     ] = "auto",
     trace: Annotated[
         Path | None, typer.Option(help="Routing of this model, for the cache's hit rate.")
@@ -64,7 +61,9 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Plain JSON on stdout.")] = False,
 ) -> None:
     """Predict a model on a device: what fits, how fast each way would be, and which to choose."""
-    budget = _budget(cache_mib)
+    budgets: list[float | Literal["auto"]] = [
+        _budget(text.strip()) for text in cache_mib.split(",")
+    ]
     width = _bits(bits)
     from dataclasses import replace
 
@@ -84,19 +83,22 @@ def command(
     ledger = sheet(model, bits=width)
     asked = {"n_ctx": n_ctx, "prompt_tokens": prompt, "output_tokens": output, "lanes": lanes}
     given = {name: value for name, value in asked.items() if value is not None}
-    made = plan(
-        ledger,
-        profile,
-        cache_mib=budget,
-        trace=RouteTrace.open(trace) if trace else None,
-        policy=policy,
-        request=replace(default_request(ledger), **given),
-    )
+    recorded = RouteTrace.open(trace) if trace else None
+    request = replace(default_request(ledger), **given)
+    plans = [
+        plan(ledger, profile, cache_mib=budget, trace=recorded, policy=policy, request=request)
+        for budget in budgets
+    ]
     if json:
-        emit_json(made.to_json())
+        emit_json(plans[0].to_json() if len(plans) == 1 else [made.to_json() for made in plans])
         return
-    for part in _text(made):
+    from labkit.cli.plan_text import budgets_text, next_step, plan_text
+
+    parts = plan_text(plans[0]) if len(plans) == 1 else budgets_text(plans)
+    for part in parts:
         stdout().print(part)
+    if len(plans) == 1 and (step := next_step(plans[0], ledger)):
+        stdout().print(step, soft_wrap=True)
 
 
 def _budget(text: str) -> float | Literal["auto"]:
@@ -132,79 +134,3 @@ def _device(name: str | None) -> str:
         "`labkit device --measure` measures this machine.",
         param_hint="--device",
     )
-
-
-def _text(made: Plan) -> Iterator[RenderableType]:
-    from rich.markup import escape
-
-    request = made.request
-    yield f"[bold]{escape(made.model)}[/] on [bold]{escape(made.device)}[/]"
-    yield (
-        f"Weights {made.model_mib:,.0f} MiB, token cycle {made.cycle_mib:,.0f} MiB; "
-        f"{made.usable_mib:,.0f} MiB usable; expert cache {made.cache_mib:,.0f} MiB. "
-        f"Prompt {request.prompt_tokens}, answer {request.output_tokens} tokens."
-    )
-    yield _speed_table(made)
-    yield _memory_table(made)
-    color = "green" if made.recommended else "yellow"
-    yield f"[bold {color}]{made.recommended or 'Nothing fits'}:[/] {escape(made.reason)}"
-    for row in made.paths:
-        if row.remark:
-            yield f"[dim]{row.path}: {escape(row.remark)}.[/]"
-    for text in made.assumptions:
-        yield f"[dim]{escape(text)}[/]"
-
-
-def _speed_table(made: Plan):
-    table = _table("Predicted", ("hits\n%", "read\nMiB/tok", "decode\ntok/s", "band\ntok/s"))
-    for name in ("prompt\ns", "request\ns"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in made.paths:
-        style = "bold" if row.path == made.recommended else None
-        table.add_row(row.path, *_speed_cells(made, row), style=style)
-    return table
-
-
-def _speed_cells(made: Plan, row: PathPlan) -> tuple[str, ...]:
-    if math.isnan(row.decode_tok_s):
-        return ("", "", "no room" if not row.fits else "?", "", "", "")
-    return (
-        f"{row.hit.hit_pct:.0f}" if row.hit else "",
-        f"{row.read_mib_per_token:,.0f}",
-        _rate(row.decode_tok_s),
-        f"{_rate(row.low_tok_s)} to {_rate(row.high_tok_s)}",
-        _seconds(row.prefill_s),
-        _seconds(made.request_s(row)),
-    )
-
-
-def _memory_table(made: Plan):
-    names = ("dense\nweights", "experts", "KV", "compute", "sum", "fits")
-    table = _table("Memory, MiB", names)
-    for row in made.paths:
-        memory = row.memory
-        parts = (memory.dense_mib, memory.experts_mib, memory.kv_mib, memory.compute_mib)
-        cells = ["?" if math.isnan(part) else f"{part:,.0f}" for part in parts]
-        table.add_row(
-            row.path, *cells, f"{memory.total_mib:,.0f}", "yes" if row.fits else "[yellow]no[/]"
-        )
-    return table
-
-
-def _table(title: str, names: tuple[str, ...]):
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
-    table.add_column("", no_wrap=True)
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def _rate(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 1 else f"{value:.2g}"
-
-
-def _seconds(value: float) -> str:
-    return "?" if math.isnan(value) else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"

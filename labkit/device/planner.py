@@ -251,6 +251,10 @@ def _assumptions(model: ModelSheet, device: DeviceProfile, hit: HitRate, paths):
         yield "The profile does not say prefill_gflop_s, so prompts are not predicted."
     if any(math.isnan(row.memory.kv_mib) for row in paths):
         yield f"labkit cannot tell the KV cache ({model.cache_note}); it comes on top."
+    if device.get("htp_prefill_gflop_s") is not None:
+        yield (
+            "Prompts are predicted on the CPU; `labkit htp` models the HTP that the profile has."
+        )
     yield "Compute buffers are an estimate: a row of logits for every token of a batch."
 
 
