@@ -61,9 +61,11 @@ def rates_by_length(rates: pd.DataFrame) -> alt.LayerChart | alt.FacetChart:
             _figure("ratio", ".2f"),
         ],
     )
-    rate = alt.Y("tok_s:Q", title="prefill (tokens a second)", scale=alt.Scale(type="log"))
+    reach = [0.8 * rates["low_tok_s"].min(), 1.25 * rates["high_tok_s"].max()]
+    scale = alt.Scale(type="log", domain=reach, nice=False)
+    rate = alt.Y("tok_s:Q", title="prefill (tokens a second)", scale=scale)
     bars = base.mark_rule(strokeWidth=1.5, opacity=0.55).encode(
-        y=alt.Y("low_tok_s:Q", title="prefill (tokens a second)", scale=alt.Scale(type="log")),
+        y=alt.Y("low_tok_s:Q", title="prefill (tokens a second)", scale=scale),
         y2="high_tok_s:Q",
     )
     lines = base.mark_line(point=alt.OverlayMarkDef(size=45)).encode(y=rate)

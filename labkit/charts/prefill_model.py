@@ -12,14 +12,16 @@ from labkit.device.pipeline import (
     BARRIER,
     COMPUTE,
     COPY,
+    CPU,
     DECODE,
+    DEVICE,
     FALLBACK,
     LAYOUT,
     READ,
+    READER,
     SYNC,
     TAIL,
     WAIT,
-    WORKERS,
     Timeline,
 )
 from labkit.device.pipeline_closed import closed_prefill_s
@@ -45,23 +47,27 @@ _REQUEST_PARTS = {
 }
 
 
-def timeline(made: Timeline, *, label: str, until_s: float | None = None) -> alt.Chart:
+def timeline(
+    made: Timeline, *, label: str, until_s: float | None = None, device: str = DEVICE
+) -> alt.Chart:
     """Draw who works when.
 
     Args:
         made: a schedule.
         label: where its times come from: "Modelled" or "Replayed from measured times".
         until_s: draw up to here; None is all of it.
+        device: what computes.
     """
     end = until_s or made.total_s
     table = made.table[made.table["start_s"] < end].copy()
     table["end_s"] = table["end_s"].clip(upper=end)
+    table["worker"] = table["worker"].replace(DEVICE, device)
     hidden = made.hidden_pct
     finding = f"{label}: the prompt takes {_seconds(made.total_s)}"
     if not math.isnan(hidden):
         finding += (
-            f"; {hidden:.0f} % of the preparation runs beside compute, and the device stands still "
-            f"for {_seconds(made.wait_s)}"
+            f"; {hidden:.0f} % of the preparation runs beside compute, which waits for "
+            f"{_seconds(made.wait_s)}"
         )
     detail = "A slot is filled again only when the layer in it is done."
     if end < made.total_s:
@@ -73,7 +79,7 @@ def timeline(made: Timeline, *, label: str, until_s: float | None = None) -> alt
         .encode(
             x=alt.X("start_s:Q", title="seconds", scale=alt.Scale(domain=[0, end], nice=False)),
             x2="end_s:Q",
-            y=alt.Y("worker:N", title=None, sort=list(WORKERS)),
+            y=alt.Y("worker:N", title=None, sort=[READER, device, CPU]),
             color=alt.Color(
                 "work:N",
                 title=None,
@@ -126,8 +132,8 @@ def sliders(
     detail = (
         f"Sliders start at {device_gflop_s:,.0f} GFLOP/s, {read_gb_s:.2f} GB/s, chunk "
         f"{start['chunk']:.0f}, {outputs} answer tokens; the title speaks of that start. Decode "
-        f"stays on the CPU at {1 / decode_s:.1f} tok/s. Where compute is above preparation, reads "
-        "are hidden."
+        f"stays on the CPU at {1 / decode_s:.1f} tok/s, as the planner expects. Where compute is "
+        "above preparation, reads are hidden."
     )
     params = [
         _slider("device", "device (GFLOP/s) ", device_gflop_s, 50.0, 10_000.0, 50.0),
@@ -161,9 +167,9 @@ def saved_by_prefill(table: pd.DataFrame, *, label: str) -> alt.LayerChart | alt
     top = table[table["factor"] == factors[-1]].sort_values("outputs")
     first, last = top.iloc[0], top.iloc[-1]
     finding = (
-        f"{label}: {names[-1]} saves {first['saved_pct']:.0f} % of a request with "
+        f"{label}: {names[-1]} saves {first['saved_pct']:.3g} % of a request with "
         f"{first['outputs']:.0f} answer token{'s' if first['outputs'] > 1 else ''}, and "
-        f"{last['saved_pct']:.0f} % with {last['outputs']:.0f}"
+        f"{last['saved_pct']:.2g} % with {last['outputs']:.0f}"
     )
     detail = "Computed by Amdahl's law from time to first token and time per further token."
     colours = [CATEGORICAL[5], CATEGORICAL[0], CATEGORICAL[2], CATEGORICAL[1], CATEGORICAL[6]]
@@ -314,7 +320,7 @@ def _slider(
 
 
 def _factor(factor: float) -> str:
-    return "a prefill in no time" if factor >= 1e6 else f"a prefill {factor:g} times as fast"
+    return "a prefill in no time" if factor >= 1e6 else f"a prefill {factor:.2g} times as fast"
 
 
 def _seconds(value: float) -> str:
