@@ -86,7 +86,7 @@ def _title(made: Plan) -> str:
 
 def _speed_table(made: Plan):
     table = _table("Predicted", ("hits\n%", "read\nMiB/tok", "decode\ntok/s", "band\ntok/s"))
-    for name in ("prompt\ns", "request\ns"):
+    for name in ("TTFT\ns", "request\ns"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in made.paths:
         style = "bold" if row.path == made.recommended else None

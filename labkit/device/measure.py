@@ -71,7 +71,11 @@ def _measure(path: Path, say: Callable[[str], object]) -> DeviceProfile:
     say("decode and prefill with stock llama.cpp, the model in memory")
     rate = model_rate(file, ledger.flops_per_token(64), threads=threads)
     figures |= speed_figures(ledger, rate, _small_rate(threads), f"{how}: {ledger.name}")
-    notes = "" if isinstance(flash, list) else f"Flash was not measured: {flash}"
+    notes = (
+        ""
+        if isinstance(flash, list)
+        else f"Flash was not measured: {flash} Name a directory on the disk with --work."
+    )
     if isinstance(flash, list):
         figures["read_share_pct"] = Figure(
             100.0, "assumed", "flash was measured with the reads of a streamed run"

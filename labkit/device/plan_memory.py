@@ -29,13 +29,15 @@ def memory_of(model: ModelSheet, request: Request, path: str, cache_mib: float) 
 
 
 def kv_mib(model: ModelSheet, request: Request) -> float:
-    """KV cache and recurrent states; NaN where labkit does not know the architecture's cache.
+    """KV cache and recurrent states as a `labkit.runtime.Session` has llama.cpp allocate them.
+
+    NaN where labkit does not know the architecture's cache.
 
     Raises `OptionError` for a context longer than the model's.
     """
     model.check_context(request.n_ctx)
     try:
-        return model.kv_bytes(request.n_ctx, n_ubatch=request.n_ubatch) / MIB
+        return model.kv_bytes(request.n_ctx, n_ubatch=request.n_ubatch, swa_full=True) / MIB
     except SheetError:
         return math.nan
 

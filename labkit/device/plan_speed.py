@@ -85,24 +85,25 @@ class SpeedOf:
             return math.nan
         return memory_mib / self.device.flash_mib_s(4096, self.request.lanes)
 
-    def prefill_s(self, path: str, cached_share: float) -> float:
-        """Seconds of the prompt; NaN where the device's prefill rate is not known.
+    def prefill_s(self, path: str, *, kept: bool) -> float:
+        """Seconds of a prompt that nothing is in memory for; NaN without the device's prefill rate.
 
-        A wide batch chooses nearly every expert, so each batch of the prompt reads what is not
-        kept. Whole layers are read beside compute (overlapped); one by one they add up.
+        A wide batch chooses nearly every expert, so each batch of the prompt reads them all, unless
+        they are kept: then the first reads them, or loading did. Whole layers are read beside
+        compute where reads overlap; else the two add up.
         """
         gflop_s = self.device.get("prefill_gflop_s")
         if gflop_s is None:
             return math.nan
-        compute, read = 0.0, 0.0
-        done = 0
+        loaded = kept and path in (RESIDENT, MMAP)
+        compute, read, done = 0.0, 0.0, 0
         while done < self.request.prompt_tokens:
             width = min(self.request.n_ubatch, self.request.prompt_tokens - done)
-            flop = width * self.model.flops_per_token(done + width // 2)
-            compute += flop / (gflop_s * 1e9)
-            read += self._batch_mib(width) * (1 - cached_share)
+            compute += width * self.model.flops_per_token(done + width // 2) / (gflop_s * 1e9)
+            if not (loaded or (kept and done)):
+                read += self._batch_mib(width)
             done += width
-        if path == RESIDENT or not read:
+        if not read:
             return compute
         if path == MMAP:
             return compute + read / self.device.flash_mib_s(READ_AHEAD_KIB, 1)

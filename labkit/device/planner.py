@@ -151,12 +151,11 @@ def _path(
     memory = memory_of(model, request, name, cache_mib)
     fits = memory.total_mib <= usable
     hit, remark = None, ""
-    cached_share = memory.experts_mib / (model.routed_bytes / MIB)
+    kept = memory.experts_mib >= model.routed_bytes / MIB and (fits or name != MMAP)
     if name == RESIDENT:
         decode = speed.resident()
     elif name == MMAP:
         hit = _page_cache(model, memory, usable)
-        cached_share = 1.0 if fits else 0.0
         decode = speed.mapped(hit)
         if not fits:
             remark = (
@@ -181,7 +180,7 @@ def _path(
         decode.low_tok_s,
         decode.high_tok_s,
         speed.load_s(name, there) if runs else math.nan,
-        speed.prefill_s(name, cached_share) if runs else math.nan,
+        speed.prefill_s(name, kept=kept) if runs else math.nan,
         remark,
     )
 
@@ -255,6 +254,8 @@ def _assumptions(model: ModelSheet, device: DeviceProfile, hit: HitRate, paths):
         yield (
             "Prompts are predicted on the CPU; `labkit htp` models the HTP that the profile has."
         )
+    if device.notes:
+        yield device.notes
     yield "Compute buffers are an estimate: a row of logits for every token of a batch."
 
 

@@ -59,7 +59,8 @@ def decode_rows(profile: DeviceProfile, *, assume_hits: bool = False) -> pd.Data
             the routing; False takes the recorded bytes a token and assumes only where none are.
 
     Returns rows with a decode rate: row (its number in the file, from 0), model, path, weight_mib,
-    layers, read_mib, flash_mib_s, overlapped, mapped, decode_tok_s, assumed, lossy, note.
+    layers, read_mib, flash_mib_s, overlapped, mapped, decode_tok_s, assumed, lossy, note. Where a
+    source does not say how many lanes read, four are taken.
     """
     runs = recorded_runs()
     runs = runs.assign(row=range(len(runs))).dropna(subset=["decode_tok_s"])
