@@ -16,7 +16,7 @@ def command(
         str | None, typer.Argument(help="A profile's name or JSON file; without it, all names.")
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure this machine (about a minute).")
+        bool, typer.Option("--measure", help="Measure this machine (half a minute).")
     ] = False,
     calibrate: Annotated[
         Path | None,

@@ -32,7 +32,7 @@ def measure_this_machine(
     work: str | Path | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> DeviceProfile:
-    """Measure memory, flash, decode and prefill here; takes about a minute.
+    """Measure memory, flash, decode and prefill here; takes about half a minute.
 
     Args:
         model: a GGUF MoE that fits in memory, on the disk to be measured. Without it a synthetic
