@@ -120,7 +120,7 @@ class Engine:
                 f"{self.map.paths[0]}: the file holds experts, but the graph that llama.cpp "
                 f"builds for {self.map.architecture} uses none, so there is nothing to stream."
             )
-        streaming.bind(captured.experts)
+        streaming.bind(captured.experts, captured.down_nodes.values())
         if dense == "anonymous":
             weights = DenseWeights(self.map, streaming.reader, captured.dense)
             undo.callback(weights.close)

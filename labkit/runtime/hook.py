@@ -76,6 +76,7 @@ class RouterHook:
         self._capture: GraphCapture | None = None
         self._last_layer = -1
         self._routed: set[int] = set()
+        self._waited: set[int] = set()
         self._topk = 0
         self._stopped_at = 0
         self.router_logits = 0
@@ -94,6 +95,7 @@ class RouterHook:
         """Call before each graph."""
         self._last_layer = -1
         self._routed.clear()
+        self._waited.clear()
         self._stopped_at = self._topk = self.router_logits = 0
         self.error = None
         self._dull.begin()
@@ -104,7 +106,10 @@ class RouterHook:
         None, unless something raised inside the callback before it could catch it, as a signal
         handler may: such an exception is lost in C, and the layer computed from what lay there.
         """
-        return set(self._routing_nodes.values()) - self._routed
+        missed = set(self._routing_nodes.values()) - self._routed
+        if self.stop_before_down:
+            missed |= set(self._down_nodes.values()) - self._waited
+        return missed
 
     def capture(self, decode: Callable[[], object]) -> GraphCapture:
         """Note the nodes of the graph that `decode` builds; then use its routing nodes."""
@@ -156,8 +161,10 @@ class RouterHook:
         name = ctypes.string_at(address + ggml.NAME_OFFSET)
         layer = self._routing_nodes.get(name)
         if layer is None:
+            layer = self._down_nodes[name]
             if self._on_wait:
-                self._on_wait(self._down_nodes[name])
+                self._on_wait(layer)
+            self._waited.add(layer)
             return
         if not self._topk:
             raise SeamError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from labkit import host
 from labkit.errors import OptionError
@@ -44,7 +44,7 @@ class OverlapTrial:
             self.current: Overlap = next(reversed(self._walls_s))
             self.note = "not yet measured: " + " and ".join(self._walls_s) + " take turns"
         else:
-            self.current = choice  # pyright: ignore[reportAttributeAccessIssue]
+            self.current = cast(Overlap, choice)
             self.note = "as asked for"
 
     @property
@@ -65,7 +65,7 @@ class OverlapTrial:
 
     def _choose(self) -> None:
         medians = {way: median(walls) for way, walls in self._walls_s.items()}
-        best = "serial"
+        best: Overlap = "serial"
         for way, wall_s in medians.items():
             if wall_s < medians[best] * _WORTH:
                 best = way

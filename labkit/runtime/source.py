@@ -37,6 +37,8 @@ class ExpertStreamSource:
         overlap: how compute waits. "serial": a layer begins when all its reads have ended.
             "pipeline": it begins without the down projections, and waits for them before it needs
             them. "userfaultfd": it begins at once and sleeps at a slice that is not there.
+        down_stops: layers in which the graph stops again before the down projections, so that
+            "pipeline" can wait for them there; in others it waits for all at once.
         totals: sums since opening.
         orphaned: layers of the last graph that computed with a slice nobody was reading.
         fault: a read that does not end; nothing may be computed after it.
@@ -48,6 +50,7 @@ class ExpertStreamSource:
         self.policy = policy
         self.memory = memory
         self.overlap: Overlap = "serial"
+        self.down_stops: frozenset[int] = frozenset()
         self.totals = Totals()
         self.fault: ReadError | None = None
         self.orphaned: set[int] = set()
@@ -76,10 +79,10 @@ class ExpertStreamSource:
         if lookup.misses or lookup.evicted:
             self.memory.evict(lookup.evicted, lookup.misses)
         if lookup.misses:
-            self._read(lookup.misses)
+            self._read(layer, lookup.misses)
         self.totals.manage_s += time.perf_counter() - begin - (self.totals.wait_s - waited_s)
         if lookup.misses and self.overlap != "userfaultfd":
-            self._collect(1 if self.overlap == "pipeline" else 0)
+            self._collect(1 if self._splits(layer) else 0)
         return lookup
 
     def wait_for_down(self, _layer: int) -> None:
@@ -138,8 +141,11 @@ class ExpertStreamSource:
         """Bytes of expert memory that the kernel holds for this source (not our own sum)."""
         return self.memory.resident_bytes()
 
-    def _read(self, entries: list[Entry]) -> None:
-        if self.overlap == "pipeline":
+    def _splits(self, layer: int) -> bool:
+        return self.overlap == "pipeline" and layer in self.down_stops
+
+    def _read(self, layer: int, entries: list[Entry]) -> None:
+        if self._splits(layer):
             for down in (False, True):
                 requests = self.memory.requests(entries, down=down)
                 self._asked.append(_Pending(self._reader.submit(requests), entries))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -72,13 +72,18 @@ class Streaming:
             self.source = ExpertStreamSource(gguf, self.reader, cache, self._memory)
             undo.pop_all()
 
-    def bind(self, addresses: dict[str, int]) -> None:
+    def bind(self, addresses: dict[str, int], down_stops: Iterable[int]) -> None:
         """Have llama.cpp's expert tensors, by name, compute from here.
+
+        Args:
+            addresses: where llama.cpp's tensors are.
+            down_stops: layers in which a graph can stop again before the down projections.
 
         Raises:
             BudgetError: whole layers were asked for, and two of them exceed the budget.
         """
         self._addresses = addresses
+        self.source.down_stops = frozenset(down_stops)
         self._memory.bind(addresses)
         self.layers = PrefillPath(self._gguf, self.reader, addresses, self.source.totals)
         if self._prefill == "layers" and self.layers.nbytes > self.cache_bytes:
