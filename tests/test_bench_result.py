@@ -180,6 +180,14 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
     assert verdict(again) == verdict(result)
 
 
+def test_a_token_that_decides_everything_is_pointed_at() -> None:
+    result = made({"mmap": 5.0, "stream-serial": 1.0})
+    assert not any("one token" in remark for remark in remarks(result))
+    place = result.tokens.index[(result.tokens["case"] == "mmap") & (result.tokens["index"] == 9)]
+    result.tokens.loc[place[0], "wall_ms"] = 4e5
+    assert any("mmap: one token took 400.0 s" in remark for remark in remarks(result))
+
+
 def test_a_directory_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(BenchError, match="cannot be written"):

@@ -7,6 +7,7 @@ import pandas as pd
 from labkit.bench.result import BenchResult
 from labkit.bench.summary import first_token_ratio, identity, speed_ratio, summary
 
+_FAR = 10
 _STOCK_AT_THE_LIMIT = ("mmap", "mmap-random")
 
 
@@ -22,7 +23,7 @@ def verdict(result: BenchResult, table: pd.DataFrame | None = None) -> str:
     stock = done[done["kind"].isin(_STOCK_AT_THE_LIMIT)]
     if streamed.empty or stock.empty:
         missing = "streamed case" if streamed.empty else "stock case (mmap or mmap-random)"
-        return f"No {missing} ran to its end, so nothing can be said about streaming here."
+        return f"No {missing} ran to its end, so the two cannot be compared here."
     best = streamed.sort_values("decode_tok_s").iloc[-1]
     rival = stock.sort_values("decode_tok_s").iloc[-1]
     found = speed_ratio(result, rival["case"], best["case"])
@@ -60,7 +61,23 @@ def remarks(result: BenchResult, table: pd.DataFrame | None = None) -> list[str]
                 f"{case}: a run measured {least} of {asked} tokens before its time was up; "
                 "ratios compare the tokens that both cases had."
             )
-    return [*found, bits_in_words(result)]
+    return [*found, *_outliers(result), bits_in_words(result)]
+
+
+def _outliers(result: BenchResult) -> list[str]:
+    """Tokens so slow that a case's mean speed, and with it the ratio, hangs on one of them."""
+    found = []
+    tokens = result.measured()
+    for case, of in tokens.groupby("case", sort=False):
+        slow = of.sort_values("wall_ms").iloc[-1]
+        middle = of["wall_ms"].median()
+        if slow["wall_ms"] > _FAR * middle and slow["wall_ms"] > of["wall_ms"].sum() / 4:
+            found.append(
+                f"{case}: one token took {slow['wall_ms'] / 1e3:.1f} s, "
+                f"{slow['wall_ms'] / middle:.0f} times its median, and its mean speed hangs on it. "
+                "Was the process stopped meanwhile? The percentiles say what is usual."
+            )
+    return found
 
 
 def bits_in_words(result: BenchResult) -> str:

@@ -22,9 +22,9 @@ def all_tables(result: BenchResult, table: pd.DataFrame) -> list[Table]:
 def _speed(rows: Sequence[dict[Any, Any]], base: str) -> Table:
     shown = _table(
         "Decode",
-        f"x {base}: times as fast, with a 95 % bootstrap interval over rounds and tokens. "
+        f"x base: times as fast as {base}, with a 95 % bootstrap interval over rounds and tokens. "
         "Spread: largest minus smallest round, of the median. –: not measured.",
-        ("cache\nMiB", "tok/s", "spread\n%", f"times\nx {base}", "hits\n%"),
+        ("cache\nMiB", "tok/s", "spread\n%", "times\nx base", "hits\n%"),
     )
     for row in rows:
         if row["status"] != "ok":
@@ -61,12 +61,12 @@ def _token(rows: Sequence[dict[Any, Any]]) -> Table:
 def _start(rows: Sequence[dict[Any, Any]], base: str) -> Table:
     shown = _table(
         "Cold start and memory",
-        "Open plus prompt, the file dropped from the page cache before. Peak is the process's own "
-        "memory; in brackets what its cgroup had, page cache included. Faults waited for a disk.",
+        f"Open plus prompt, the file dropped from the page cache before; base is {base}. Peak is the "
+        "process's own memory; in brackets what its cgroup had, page cache included. Faults waited for a disk.",
         (
             "open\ns",
             "prompt\ns",
-            f"times\nx {base}",
+            "times\nx base",
             "read\nMiB",
             "peak\nMiB",
             "same\nbits",
