@@ -61,8 +61,9 @@ def _token(rows: Sequence[dict[Any, Any]]) -> Table:
 def _start(rows: Sequence[dict[Any, Any]], base: str) -> Table:
     shown = _table(
         "Cold start and memory",
-        f"Open plus prompt, the file dropped from the page cache before; base is {base}. Peak is the "
-        "process's own memory; in brackets what its cgroup had, page cache included. Faults waited for a disk.",
+        f"Open plus prompt, the file dropped from the page cache before; base is {base}. Peak is "
+        "the process's own memory; in brackets what its cgroup had, page cache included. Faults "
+        "waited for a disk.",
         (
             "open\ns",
             "prompt\ns",
