@@ -123,6 +123,7 @@ def run_prefill(
             key = {"round": number, "path": path}
             runs.append({**key, **run})
             for row in answer.get("prefills", []):
+                row.pop("times_s")
                 for layer in row.pop("layers", []):
                     layers.append({**key, "tokens": row["tokens"], **layer})
                 prefills.append({**key, **row})

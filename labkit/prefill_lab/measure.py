@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,11 +20,20 @@ _REPEAT_S = 0.25  # a prompt that takes less is run again: one of a few millisec
 _MOST_REPEATS = 5
 
 
+def _nothing() -> None:
+    """What happens at a first token, unless somebody wants to look."""
+
+
 class Runner(Protocol):
     """An open model."""
 
-    def request(self, prompt: list[int], outputs: int) -> list[float]:
-        """Seconds from the prompt to each token of the answer, the first being the TTFT."""
+    def request(
+        self, prompt: list[int], outputs: int, at_first_token: Callable[[], None] = ...
+    ) -> list[float]:
+        """Seconds from the prompt to each token of the answer, the first being the TTFT.
+
+        `at_first_token` is called when it is there; what it takes does not count.
+        """
         ...
 
     def extra(self) -> dict[str, Any]:
@@ -50,11 +59,10 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         first_token_s = time.perf_counter() - begin
         cold_read = _since(read, device_read_bytes())
         rows = []
-        times: list[float] = []
         for length in job["lengths"]:
-            rows.append({"tokens": length, **_prefill(runner, prompt[:length])})
-            if length == max(job["lengths"]):
-                times = runner.request(prompt[:length], job["outputs"])
+            outputs = job["outputs"] if length == max(job["lengths"]) else 1
+            rows.append({"tokens": length, **_measured(runner, prompt[:length], outputs)})
+        times = rows[-1]["times_s"]
         return {
             "open_s": open_s,
             "first_token_s": first_token_s,
@@ -66,24 +74,28 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         }
 
 
-def _prefill(runner: Runner, prompt: list[int]) -> dict[str, Any]:
-    """Figures of a prompt: of the middle run of up to five, if they are short."""
+def _measured(runner: Runner, prompt: list[int], outputs: int) -> dict[str, Any]:
+    """Figures of a prompt and its answer: of the middle run of up to five, if they are short."""
     found: list[dict[str, Any]] = []
     until = time.perf_counter() + _REPEAT_S
     while not found or (len(found) < _MOST_REPEATS and time.perf_counter() < until):
-        before, read = usage(), device_read_bytes()
-        ttft_s = runner.request(prompt, 1)[0]
-        after = usage()
-        found.append(
-            {
-                "ttft_s": ttft_s,
-                "cpu_s": after.cpu_s - before.cpu_s,
-                "major_faults": _since(before.major_faults, after.major_faults),
-                "storage_bytes": _since(read, device_read_bytes()),
-                **runner.extra(),
-            }
-        )
+        found.append(_one(runner, prompt, outputs))
     return sorted(found, key=lambda row: row["ttft_s"])[len(found) // 2]
+
+
+def _one(runner: Runner, prompt: list[int], outputs: int) -> dict[str, Any]:
+    """A request: times of all its tokens, and what was used until the first of them."""
+    before, read = usage(), device_read_bytes()
+    figures: dict[str, Any] = {}
+
+    def at_first_token() -> None:
+        after = usage()
+        figures["cpu_s"] = after.cpu_s - before.cpu_s
+        figures["major_faults"] = _since(before.major_faults, after.major_faults)
+        figures["storage_bytes"] = _since(read, device_read_bytes())
+
+    times = runner.request(prompt, outputs, at_first_token)
+    return {"ttft_s": times[0], "times_s": times, **figures, **runner.extra()}
 
 
 @contextlib.contextmanager
@@ -105,18 +117,37 @@ def _open(job: dict[str, Any]) -> Iterator[Runner]:
         yield _StockRunner(model)
 
 
+class _Clock:
+    """Times of tokens since it was made, without what `at_first_token` takes."""
+
+    def __init__(self, at_first_token: Callable[[], None]) -> None:
+        self.times: list[float] = []
+        self._at_first_token = at_first_token
+        self._begin = time.perf_counter()
+
+    def token(self) -> None:
+        """A token has been chosen."""
+        now = time.perf_counter()
+        self.times.append(now - self._begin)
+        if len(self.times) == 1:
+            self._at_first_token()
+            self._begin += time.perf_counter() - now
+
+
 class _StockRunner:
     def __init__(self, model: StockModel) -> None:
         self._model = model
 
-    def request(self, prompt: list[int], outputs: int) -> list[float]:
+    def request(
+        self, prompt: list[int], outputs: int, at_first_token: Callable[[], None] = _nothing
+    ) -> list[float]:
         self._model.reset()
-        begin = time.perf_counter()
+        clock = _Clock(at_first_token)
         self._model.prefill(prompt)
-        times = []
+        times = clock.times
         while True:
             token = int(self._model.logits().argmax())
-            times.append(time.perf_counter() - begin)
+            clock.token()
             if len(times) >= outputs:
                 return times
             self._model.decode(token)
@@ -129,20 +160,20 @@ class _SessionRunner:
     def __init__(self, session: Session) -> None:
         self._session = session
         session.on_logits = self._on_logits
-        self._begin = 0.0
-        self._times: list[float] = []
+        self._clock = _Clock(_nothing)
 
-    def request(self, prompt: list[int], outputs: int) -> list[float]:
+    def request(
+        self, prompt: list[int], outputs: int, at_first_token: Callable[[], None] = _nothing
+    ) -> list[float]:
         self._session.reset()
-        self._times = []
-        self._begin = time.perf_counter()
+        self._clock = _Clock(at_first_token)
         for _ in self._session.stream(prompt, outputs - 1):
             pass
-        return self._times
+        return self._clock.times
 
     def _on_logits(self, row: np.ndarray) -> None:
         row.argmax()  # what choosing greedily costs the other paths
-        self._times.append(time.perf_counter() - self._begin)
+        self._clock.token()
 
     def extra(self) -> dict[str, Any]:
         # The tokens of one graph share its figures.
