@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
     from labkit.device import DeviceProfile
-    from labkit.sheet import LlamaMemory, ModelSheet
 
 DEFAULT_CTX = 4096
 
@@ -54,11 +52,14 @@ def command(
     if model is None:
         _all(width, ctx, profile, json)
         return
-    from labkit.sheet import memory_ledger, sheet
+    from labkit.sheet import CacheOptions, memory_ledger, sheet
+    from labkit.sheet.ask import ask_if_possible
 
     made = sheet(model, bits=width, n_ctx=ctx)
     n_ctx = ctx or min(DEFAULT_CTX, made.context_length or DEFAULT_CTX)
-    answer, why_not = _asked(model, made, n_ctx, ubatch) if ask else (None, "not asked")
+    answer, why_not = None, ""
+    if ask:
+        answer, why_not = ask_if_possible(model, made.from_shape, CacheOptions(n_ctx, ubatch))
     ledger = memory_ledger(made, n_ctx, n_ubatch=ubatch, asked=answer)
     if json:
         from labkit.sheet.report import sheet_json
@@ -69,20 +70,6 @@ def command(
 
     for part in describe(made, ledger, n_ctx, ubatch, profile, why_not):
         stdout().print(part)
-
-
-def _asked(
-    model: str, made: ModelSheet, n_ctx: int, ubatch: int
-) -> tuple[LlamaMemory | None, str | None]:
-    """(llama.cpp's answer or None, why there is none)."""
-    from labkit.errors import LabkitError
-    from labkit.sheet import CacheOptions, ask_llama, load_shape
-
-    source: Any = load_shape(model) if made.from_shape else Path(model)
-    try:
-        return ask_llama(source, CacheOptions(n_ctx, ubatch)), None
-    except LabkitError as error:
-        return None, str(error)
 
 
 def _all(

@@ -35,14 +35,14 @@ def describe(
     n_ctx: int,
     ubatch: int,
     device: DeviceProfile | None,
-    why_not_asked: str | None,
+    why_not_asked: str,
 ) -> Iterator[RenderableType]:
     """The ledger of one model, from its weights to what to do next."""
     yield _facts(model)
     yield _parts(model)
     yield _memory(model, ledger, n_ctx, ubatch)
-    if not ledger.compute_asked and why_not_asked != "not asked":
-        yield f"[dim]Compute buffers are the least, llama.cpp was not asked: {why_not_asked}[/]"
+    if why_not_asked:
+        yield f"[dim]llama.cpp could not be asked for them: {escape(why_not_asked)}[/]"
     if model.cache is not None:
         yield _kv(model, ubatch)
     yield _token(model, n_ctx)

@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.errors import SheetError
+from labkit.errors import LabkitError, SheetError
 from labkit.gguf_map import GGUFMap
 from labkit.gguf_map.types import GGML_TYPES
 from labkit.sheet.cache_rows import CacheOptions
 from labkit.sheet.header import open_header
-from labkit.sheet.shape import ModelShape
+from labkit.sheet.shape import ModelShape, load_shape
 from labkit.sheet.shape_header import write_shape_header
 
 _WAIT_S = 120.0
@@ -76,6 +76,17 @@ def ask_llama(model: str | Path | GGUFMap | ModelShape, options: CacheOptions) -
         }
         answer = _ask(job, str(gguf.paths[0]))
     return LlamaMemory(answer["weights"], answer["kv"], answer["compute"])
+
+
+def ask_if_possible(
+    source: str | Path | ModelShape, made_from_shape: bool, options: CacheOptions
+) -> tuple[LlamaMemory | None, str]:
+    """(llama.cpp's answer, "") or (None, why there is none); `source` as `labkit.sheet.sheet`'s."""
+    model = load_shape(source) if made_from_shape and isinstance(source, str | Path) else source
+    try:
+        return ask_llama(model, options), ""
+    except LabkitError as error:
+        return None, str(error)
 
 
 def _ask(job: dict[str, object], where: str) -> dict[str, int]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from labkit.device import DeviceProfile
 
 _CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
-BATCHES = (1, 4, 16, 64, 256, 512)
+BATCHES = (1, 4, 16, 64, 256, 512, 2048)
 
 
 def contexts(model: ModelSheet, most: int | None = None) -> list[int]:
