@@ -3,8 +3,8 @@
     python tests/bench/pipeline_model.py [MODEL] [--tokens 192] [--chunks 16,32,64,96,192]
         [--unseen 32,96] [--repeats 2] [--cache-mib 200]
 
-Without a MODEL it makes one of 1.3 GiB with random weights (24 layers of 64 experts, top-8, Q4_0) in
-a temporary directory. `replayed` gives the model each layer's own times and compares wall time and
+Without a MODEL it makes one of 1.3 GiB with random weights (24 layers of 64 experts, top-8, Q4_0)
+in a temporary directory. `replayed` gives the model each layer's own times and compares wall time and
 exposed wait; `unseen` predicts the chunk lengths of --unseen from the runs with the others. All
 chunk lengths take turns in one process. Prints JSON.
 """
