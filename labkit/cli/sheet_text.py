@@ -162,7 +162,7 @@ def _token(model: ModelSheet, n_ctx: int) -> Table:
     first, last = model.flops_per_token(), model.flops_per_token(n_ctx - 1)
     intensity = model.intensity_flop_per_byte
     rows = [
-        ("reads", f"{size(model.token_bytes)} of weights ({model.token_bytes / 1e6:.0f} MB)"),
+        ("reads", f"{size(model.token_bytes)} of weights ({model.token_bytes / 1e6:.3g} MB)"),
         ("computes", f"{first / 1e9:.3g} GFLOP, {last / 1e9:.3g} at the end of the context"),
         ("intensity", f"{intensity():.3g} FLOP/byte; in a batch of 512, {intensity(512):.3g}"),
     ]

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 
 from labkit.sheet.cache_rows import ATTENTION, INDEXER, LATENT, RECURRENT, WINDOW, CacheRows
 from labkit.sheet.keys import Heads, Keys, read_heads
-
-NO_CACHE = frozenset({"dream", "llada", "llada-moe", "rnd1"})
-"""Diffusion models: every step computes the whole text anew, so nothing is kept."""
+from labkit.sheet.known_caches import NO_CACHE
 
 _PATTERN = "attention.sliding_window_pattern"
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+NO_CACHE = frozenset({"dream", "llada", "llada-moe", "rnd1"})
+"""Diffusion models, which keep nothing from step to step."""
+
 _CHECKED = """
 afmoe arctic bailingmoe bailingmoe2 bailingmoe3 cohere2moe dbrx deepseek deepseek2 deepseek2-ocr
 deepseek32 deepseek4 dflash dots1 dots3note ernie4_5-moe exaone-moe gemma4 glm-dsa glm4moe
@@ -25,6 +28,11 @@ PLAIN = frozenset(_PLAIN.split())
 
 def cache_note(architecture: str) -> tuple[str, bool | None]:
     """(what to say about the cache figures, whether they were checked; None: not known at all)."""
+    if architecture in NO_CACHE:
+        return (
+            "A diffusion model: each step computes the whole text anew, so nothing is cached.",
+            True,
+        )
     if architecture in CHECKED:
         return "", True
     if architecture in PLAIN:

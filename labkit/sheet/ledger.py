@@ -33,6 +33,7 @@ class MemoryLedger:
         kv_bytes: KV cache and recurrent states of the context; None if it is not known.
         compute_bytes: llama.cpp's scratch buffers.
         compute_asked: whether llama.cpp said so; else it is the least, the logits of one batch.
+        asked_kv_bytes: llama.cpp's own count of the cache, None if it was not asked.
         cache_floor_bytes: the least expert cache that works, 0 in a dense model.
         token_cycle_bytes: routed experts that one token uses.
         token_bytes: weights that one token reads, "the active parameters".
@@ -45,6 +46,7 @@ class MemoryLedger:
     cache_floor_bytes: int
     token_cycle_bytes: int
     token_bytes: int
+    asked_kv_bytes: int | None = None
 
     @property
     def weights_bytes(self) -> int:
@@ -81,14 +83,27 @@ class MemoryLedger:
         return STREAMED if fits else TOO_LARGE
 
     def table(self) -> pd.DataFrame:
-        """One row per item, in the order of a ledger: item, size_bytes, size_mib."""
+        """One row per item of the bill: item, size_bytes, size_mib, counted_by."""
         import pandas as pd
 
-        rows: list[tuple[str, float]] = [(part, self.part_bytes[part]) for part in PARTS]
-        rows.append(("KV cache", float("nan") if self.kv_bytes is None else self.kv_bytes))
-        rows.append(("compute buffers", self.compute_bytes))
-        table = pd.DataFrame(rows, columns=["item", "size_bytes"])
-        return table.assign(size_mib=table["size_bytes"] / MIB)
+        rows: list[tuple[str, float, str]] = [
+            (part, self.part_bytes[part], "the tensors' shapes and types") for part in PARTS
+        ]
+        kv = float("nan") if self.kv_bytes is None else self.kv_bytes
+        rows.append(("KV cache", kv, self._kv_counted_by()))
+        by = "llama.cpp" if self.compute_asked else "at least: the logits of one batch"
+        rows.append(("compute buffers", self.compute_bytes, by))
+        table = pd.DataFrame(rows, columns=["item", "size_bytes", "counted_by"])
+        table.insert(2, "size_mib", table["size_bytes"] / MIB)
+        return table
+
+    def _kv_counted_by(self) -> str:
+        if self.kv_bytes is None:
+            return "not known"
+        if self.asked_kv_bytes is None:
+            return "labkit"
+        same = self.asked_kv_bytes == self.kv_bytes
+        return f"labkit; llama.cpp counts {'the same' if same else self.asked_kv_bytes}"
 
 
 def memory_ledger(
@@ -121,6 +136,7 @@ def memory_ledger(
         cache_floor_bytes=model.floor_bytes,
         token_cycle_bytes=model.token_cycle_bytes,
         token_bytes=model.token_bytes,
+        asked_kv_bytes=asked.kv_bytes if asked else None,
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from labkit.sheet.bounds import ridge_flop_per_byte
-from labkit.sheet.cache_rows import CacheOptions
-from labkit.sheet.ledger import MIB, MemoryLedger, usable_mib
+from labkit.sheet.cache_rows import CACHE_KINDS, CacheOptions
+from labkit.sheet.ledger import MIB, MemoryLedger, memory_ledger, usable_mib
 from labkit.sheet.model_sheet import ModelSheet
 
 if TYPE_CHECKING:
@@ -42,6 +43,52 @@ def kv_kinds_table(
         ).items()
     ]
     return pd.DataFrame(rows, columns=["n_ctx", "kind", "kv_bytes", "kv_mib"])
+
+
+def kv_per_token_table(models: Iterable[ModelSheet], n_ctx: int) -> pd.DataFrame:
+    """What a context costs, by model: model, kinds, token_kib, kv_mib (at `n_ctx`), fixed_mib.
+
+    `token_kib` is what one more token adds at the end of a long context, `fixed_mib` what windows
+    and recurrent states take however long it is. NaN where the cache is not known.
+    """
+    import pandas as pd
+
+    rows = []
+    for model in models:
+        if model.cache is None:
+            rows.append((model.name, "not known", math.nan, math.nan, math.nan))
+            continue
+        long = CacheOptions(1 << 20)
+        token = sum(r.nbytes(long) for r in model.cache if r.n_rows(long) > (1 << 18)) / (1 << 20)
+        fixed = sum(r.nbytes(long) for r in model.cache if r.n_rows(long) <= (1 << 16))
+        kinds = ", ".join(k for k in CACHE_KINDS if any(r.kind == k for r in model.cache))
+        at = model.kv_bytes(min(n_ctx, model.context_length or n_ctx))
+        rows.append((model.name, kinds, token / 1024, at / MIB, fixed / MIB))
+    return pd.DataFrame(rows, columns=["model", "kinds", "token_kib", "kv_mib", "fixed_mib"])
+
+
+def floors_table(model: ModelSheet, devices: Iterable[DeviceProfile], n_ctx: int) -> pd.DataFrame:
+    """Lower bounds of one token at the end of a context, by device, in milliseconds.
+
+    Columns: device, verdict, operations_ms, dram_ms, flash_ms (no expert in memory); NaN where a
+    profile does not say.
+    """
+    import pandas as pd
+
+    ledger = memory_ledger(model, n_ctx)
+    rows = []
+    for device in devices:
+        floor = model.latency_floor(device, n_past=n_ctx - 1, hit_rate=0)
+        rows.append(
+            {
+                "device": device.name,
+                "verdict": ledger.verdict(usable_mib(device) * MIB),
+                "operations_ms": 1e3 * floor.compute_s,
+                "dram_ms": 1e3 * floor.dram_s,
+                "flash_ms": 1e3 * floor.flash_s,
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 def intensity_table(model: ModelSheet, device: DeviceProfile | None = None) -> pd.DataFrame:
