@@ -20,7 +20,7 @@ from labkit.bundled import model_path
 from labkit.device import DeviceProfile, Figure, FlashPoint, load_profile
 from labkit.device.calibrate import bench_rows, calibrate, fit_bench
 from labkit.device.measure import measure_this_machine, speed_figures
-from labkit.device.plan import OVERLAPPED, SERIAL
+from labkit.device.plan import OVERLAPPED, RESIDENT, SERIAL
 from labkit.device.planner import plan
 from labkit.device.probes import ModelRate, dram_gb_s, flash_rates
 from labkit.device.speed import Constants, token_time
@@ -156,6 +156,17 @@ def test_calibration_finds_the_constants_of_a_benchmark(tmp_path: Path):
     assert made.figures["decode_gb_s"].how == "fitted"
     assert made.need("ram_mib") == 8192
     load_profile(made.save(tmp_path / "own.json"))
+
+
+def test_a_wrong_layer_time_does_not_spoil_the_calibration():
+    """A profile that was measured on a busy machine, whose layers alone take longer than a token."""
+    busy = own_profile().with_figures({"layer_ms": Figure(20.0, "measured", "x")})
+    made = calibrate(busy, bench())
+    assert made.need("read_share_pct") == pytest.approx(60, rel=0.05)
+    assert made.need("layer_ms") < 20
+    row = plan(MODEL, made, cache_mib=0).path(RESIDENT)
+    truth = token_time(TRUTH, weight_mib=MODEL.token_bytes / MIB, layers=MODEL.n_layers)
+    assert row.decode_tok_s == pytest.approx(1 / float(truth.wall_s), rel=0.02)
 
 
 def test_the_command_calibrates_the_profile_in_the_directory(tmp_path: Path):

@@ -10,7 +10,7 @@ import pandas as pd
 
 from labkit.device.fit import START, Fit, fit_constants
 from labkit.device.profile import DeviceProfile, Figure
-from labkit.device.speed import Constants
+from labkit.device.speed import Constants, token_time
 from labkit.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _OVERLAPPED = ("stream", "stream-pipeline", "stream-userfaultfd")
 def calibrate(
     profile: DeviceProfile, bench: str | Path | BenchResult, model: ModelSheet | None = None
 ) -> DeviceProfile:
-    """The profile with decode_gb_s, read_share_pct, hidden_pct and band_pct fitted to a benchmark.
+    """The profile with its decode constants and its band fitted to a benchmark.
 
     Args:
         profile: of the device on which the benchmark ran, with its flash rates.
@@ -45,7 +45,7 @@ def calibrate(
     fit = fit_bench(profile, result, ledger)
     said = f"fit to {len(fit.errors)} cases of a benchmark of {ledger.name}"
     found = {
-        "decode_gb_s": Figure(round(fit.constants.decode_gb_s, 3), "fitted", said),
+        **_compute_figures(profile, fit, ledger, said),
         "read_share_pct": Figure(round(fit.constants.read_share_pct, 1), "fitted", said),
         "band_pct": Figure(round(max(fit.band_pct, _LEAST_BAND_PCT), 1), "fitted", said),
     }
@@ -57,7 +57,11 @@ def calibrate(
 
 
 def fit_bench(profile: DeviceProfile, result: BenchResult, model: ModelSheet) -> Fit:
-    """The fit itself, with the error of every case; see `calibrate`."""
+    """The fit itself, with the error of every case; see `calibrate`.
+
+    All cases are of one model, which cannot tell a layer's fixed time from the time of its bytes:
+    the fit takes all of it for bytes.
+    """
     rows = bench_rows(profile, result, model)
     if not (rows["read_mib"] > 0).any():
         raise DeviceError(
@@ -65,10 +69,27 @@ def fit_bench(profile: DeviceProfile, result: BenchResult, model: ModelSheet) ->
             "calibrate. Run `labkit bench MODEL --cases resident,stream-serial,stream "
             "--cache-mib A,B --out DIR` with budgets below the model's experts."
         )
-    start = Constants.of(profile)
+    start = replace(Constants.of(profile), layer_ms=0.0)
     if profile.get("hidden_pct") is None:
         start = replace(start, hidden_pct=START.hidden_pct)
     return fit_constants(rows, start)
+
+
+def _compute_figures(
+    profile: DeviceProfile, fit: Fit, model: ModelSheet, said: str
+) -> dict[str, Figure]:
+    """The compute time of the fit, split into bytes and layers as the profile splits it."""
+    before = Constants.of(profile)
+    work = {"weight_mib": model.token_bytes / MIB, "layers": model.n_layers}
+    fixed = model.n_layers * before.layer_ms / 1000
+    share = fixed / float(token_time(before, **work).compute_s)
+    seconds = float(token_time(fit.constants, **work).compute_s)
+    rate = fit.constants.decode_gb_s / (1 - share)
+    found = {"decode_gb_s": Figure(round(rate, 3), "fitted", said)}
+    if share:
+        layer_ms = 1000 * share * seconds / model.n_layers
+        found["layer_ms"] = Figure(round(layer_ms, 5), "fitted", f"{said}; its part as measured")
+    return found
 
 
 def bench_rows(profile: DeviceProfile, result: BenchResult, model: ModelSheet) -> pd.DataFrame:
