@@ -159,7 +159,7 @@ def test_calibration_finds_the_constants_of_a_benchmark(tmp_path: Path):
 
 
 def test_a_wrong_layer_time_does_not_spoil_the_calibration():
-    """A profile that was measured on a busy machine, whose layers alone take longer than a token."""
+    """Measured on a busy machine: the layers alone take longer than a token."""
     busy = own_profile().with_figures({"layer_ms": Figure(20.0, "measured", "x")})
     made = calibrate(busy, bench())
     assert made.need("read_share_pct") == pytest.approx(60, rel=0.05)
