@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from labkit.bundled import model_path
 from labkit.cli import app
-from labkit.errors import LlamaError, OptionError
+from labkit.errors import BenchError, LlamaError, OptionError
 from labkit.prefill_lab.device_model import DeviceModel
 from labkit.prefill_lab.devices import find_device, ggml_devices
 from labkit.prefill_lab.lab import PrefillPlan, default_lengths, ladder, run_prefill
@@ -219,6 +219,18 @@ def test_the_command_prints_tables_and_json(tmp_path: Path):
     assert [row["tokens"] for row in answer["prefill"]] == [8, 16]
     assert answer["prefill"][0]["spread_pct"] is None  # one round has no spread
     assert (tmp_path / "out" / "prefill.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_fails_where_no_path_works():
+    run = CliRunner().invoke(
+        app,
+        [
+            *("prefill", str(MODEL), "--tokens", "8", "--paths", "layers", "--rounds", "1"),
+            *("--cache-mib", "1"),
+        ],
+    )
+    assert isinstance(run.exception, BenchError)
+    assert "two whole layers" in str(run.exception)
 
 
 @pytest.mark.parametrize("tokens", ["eight", "0", "8,-1"])

@@ -181,6 +181,7 @@ def _requests(made: HtpPlan, table: Any):
     from rich.table import Table
 
     shown = Table(
+        min_width=60,
         title="Modelled requests",
         caption=f"Decode on the CPU at {made.decode_tok_s:.2f} tok/s, as the planner expects.",
     )

@@ -12,6 +12,8 @@ from labkit.cli.options import CacheMib, Lanes, ModelPath, Threads
 if TYPE_CHECKING:
     from labkit.prefill_lab.result import PrefillResult
 
+_WIDTH = 66  # of tables, so that their titles need no second line
+
 
 def command(
     model: ModelPath,
@@ -60,6 +62,7 @@ def command(
     lengths = None if tokens is None else parse_counts(tokens, "--tokens")
     answers = parse_counts(outputs, "--outputs")
     from labkit.cli.console import emit_json, stderr, stdout
+    from labkit.errors import BenchError
     from labkit.prefill_lab.lab import (
         DEFAULT_PATHS,
         PrefillPlan,
@@ -88,6 +91,8 @@ def command(
     )
     with stderr().status("opening the model") as status:
         result = run_prefill(plan, lambda run: status.update(_progress(run, rounds)))
+    if not result.paths:
+        raise BenchError(f"No path could be measured. {' '.join(_failures(result))}")
     if out is not None:
         result.save(out)
         _save_chart(result, out)
@@ -122,16 +127,15 @@ def _text(path: Path) -> str:
 
 
 def _progress(run: dict[str, Any], rounds: int) -> str:
-    return f"round {run['round']} of {rounds}: {run['path']} {run['status']}"
+    return f"round {run['round']} of {rounds}, {run['path']}: {run['status']}"
 
 
 def _save_chart(result: PrefillResult, out: Path) -> None:
     from labkit import charts
     from labkit.charts.prefill import rates_by_length
 
-    if result.paths:
-        picture = charts.png(rates_by_length(result.rates()).to_dict())
-        (out / "prefill.png").write_bytes(picture)
+    picture = charts.png(rates_by_length(result.rates()).to_dict())
+    (out / "prefill.png").write_bytes(picture)
 
 
 def _report(result: PrefillResult):
@@ -141,11 +145,18 @@ def _report(result: PrefillResult):
     yield _starts(result)
     if words := _two_slots(result):
         yield words
-    for row in result.starts().to_dict("records"):
-        if row["failed"]:
-            yield f"[red]{row['path']}[/red]: {row['reason']}"
+    for words in _failures(result):
+        yield words
     for note in result.facts["notes"]:
         yield f"[yellow]note:[/yellow] {note}"
+
+
+def _failures(result: PrefillResult) -> list[str]:
+    return [
+        f"{row['path']}: {row['reason']}"
+        for row in result.starts().to_dict("records")
+        if row["failed"]
+    ]
 
 
 def _rates(result: PrefillResult):
@@ -155,8 +166,11 @@ def _rates(result: PrefillResult):
     lengths = sorted(rates["tokens"].unique()) if len(rates) else []
     base = result.base
     shown = Table(
+        min_width=_WIDTH,
         title="Prefill by prompt length, tokens a second",
-        caption="Median of the rounds; ± half of what lies between the slowest and the fastest.",
+        caption="Median of the rounds; ± half of what lies between the slowest and the fastest."
+        if result.facts["rounds"] > 1
+        else "One round: how far the figures spread is not known.",
     )
     shown.add_column("path")
     for length in lengths:
@@ -185,6 +199,7 @@ def _requests(result: PrefillResult):
     outputs = sorted(table["outputs"].unique()) if len(table) else []
     tokens = int(table["tokens"].iloc[0]) if len(table) else 0
     shown = Table(
+        min_width=_WIDTH,
         title=f"Whole request in seconds, {tokens} prompt tokens",
         caption="In brackets: the prompt's part of it.",
     )
@@ -207,6 +222,7 @@ def _starts(result: PrefillResult):
     from rich.table import Table
 
     shown = Table(
+        min_width=_WIDTH,
         title="Cold start (file not in memory) and memory",
         caption="Memory: the process's peak, less what it had before the model was opened.",
     )
@@ -230,12 +246,16 @@ def _two_slots(result: PrefillResult) -> str:
         return ""
     longest = table[table["tokens"] == table["tokens"].max()].median()
     return (
-        f"Two slots, {longest['tokens']:.0f} tokens: reads took {1e3 * longest['read_s']:.1f} ms, "
-        f"compute waited {1e3 * longest['wait_s']:.1f} ms for them "
+        f"Two slots, {longest['tokens']:.0f} tokens: reads took {_time(longest['read_s'])}, "
+        f"compute waited {_time(longest['wait_s'])} for them "
         f"({longest['hidden_pct']:.0f} % hidden). Given each layer's own times, the two-slot model "
         f"predicts this prompt to {longest['error_pct']:+.1f} %, all {len(table)} prompts within "
         f"{table['error_pct'].abs().max():.1f} %."
     )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms"
 
 
 def _number(value: float, form: str) -> str:

@@ -99,7 +99,8 @@ def run_prefill(
 ) -> PrefillResult:
     """Measure every path of `plan` in turns; a path that fails has rows that say why.
 
-    `on_run` is called with a row of `PrefillResult.runs` after each process.
+    `on_run` is called before each process with its round, path and the status "running", and after
+    it with its row of `PrefillResult.runs`.
 
     Raises:
         OptionError: a prompt and answer longer than the model's context, an unknown path.
@@ -119,8 +120,10 @@ def run_prefill(
         order = list(paths)
         random.Random(plan.seed * 1_000_003 + number).shuffle(order)
         for path in order:
-            run, answer = _run(plan, path, gguf, prompt, n_ctx)
             key = {"round": number, "path": path}
+            if on_run:
+                on_run({**key, "status": "running"})
+            run, answer = _run(plan, path, gguf, prompt, n_ctx)
             runs.append({**key, **run})
             for row in answer.get("prefills", []):
                 row.pop("times_s")

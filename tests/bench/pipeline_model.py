@@ -4,8 +4,8 @@
         [--unseen 32,96] [--repeats 2] [--cache-mib 200]
 
 Without a MODEL it makes one of 1.3 GiB with random weights (24 layers of 64 experts, top-8, Q4_0)
-in a temporary directory. `replayed` gives the model each layer's own times and compares wall time and
-exposed wait; `unseen` predicts the chunk lengths of --unseen from the runs with the others. All
+in a temporary directory. `replayed` gives the model each layer's own times and compares wall time
+and exposed wait; `unseen` predicts the chunk lengths of --unseen from the runs with the others. All
 chunk lengths take turns in one process. Prints JSON.
 """
 
