@@ -53,6 +53,15 @@ class Keys:
             )
         return [self._whole(key, v) for v in value[:n_layers]]
 
+    def listed(self, key: str) -> list[int]:
+        """The key as a list of counts, empty if it is missing.
+
+        Raises:
+            ModelFileError: it is no list of whole numbers.
+        """
+        value = self.metadata.get(f"{self.architecture}.{key}", [])
+        return [self._whole(key, v) for v in (value if isinstance(value, list) else [value])]
+
     def is_list(self, key: str) -> bool:
         """Whether the key holds a list by layer."""
         return isinstance(self.metadata.get(f"{self.architecture}.{key}"), list)

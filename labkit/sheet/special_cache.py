@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from labkit.sheet.cache_layout import Layers
 from labkit.sheet.cache_rows import COMPRESSED, INDEXER, RECURRENT, WINDOW, CacheRows
+from labkit.sheet.keys import Keys
 
 _FINE, _COARSE = 4, 128
 """DeepSeek-V4 keeps one compressed row for so many tokens, by layer."""
@@ -66,7 +67,16 @@ def _hybrid_with_indexer(layers: Layers, has_tensor: HasTensor) -> list[CacheRow
         rows = [CacheRows(layer, INDEXER, "key", pooled * width) for layer in owners]
     else:
         rows = []
-    return layers.attention(attends) + rows + layers.recurrent_states()
+    return layers.attention(attends) + rows + layers.recurrent_states() + _ngram_history(keys)
+
+
+def _ngram_history(keys: Keys) -> list[CacheRows]:
+    """Qwen4's n-gram embeddings run through a convolution, whose last inputs are kept."""
+    steps = max(1, keys.count("ple.conv_kernel")) - 1
+    width = steps * keys.count("ple.ngram_size") * keys.count("embedding_length")
+    width *= keys.count("hyper_connection.count")
+    chosen = keys.listed("ple.layers") if width else []
+    return [CacheRows(layer, RECURRENT, "state", width, fixed=1) for layer in chosen]
 
 
 def _deepseek4(layers: Layers, has_tensor: HasTensor) -> list[CacheRows]:
@@ -102,7 +112,7 @@ def _states(layer: int, ratio: int, key_width: int, indexer: int) -> list[CacheR
     return [CacheRows(layer, RECURRENT, "state", 2 * w, fixed=2 * _FINE) for w in widths]
 
 
-def _has_draft_head(keys, has_tensor: HasTensor) -> bool:
+def _has_draft_head(keys: Keys, has_tensor: HasTensor) -> bool:
     return has_tensor(f"blk.{keys.n_trunk_layers}.nextn.eh_proj.weight")
 
 

@@ -33,6 +33,7 @@ _PART_OF_ROLE = {
     OUTPUT: EMBEDDINGS,
 }
 _TOKEN_EMBEDDING = "token_embd.weight"
+_IDS = ("tid2eid", "ordering", "d2t")
 _TYPES = {name: (block, nbytes) for name, block, nbytes in GGML_TYPES.values()}
 
 Bits = float | str | Mapping[str, float | str]
@@ -183,8 +184,11 @@ def _check_bits(bits: object) -> None:
 def type_for(weight: Weight, name: str) -> str:
     """The ggml type that a file quantised to `name` gives a tensor.
 
-    Vectors, norms and routers stay F32; rows that do not fit into blocks become F16.
+    Vectors, norms and routers stay F32, tables of ids I32; rows that do not fit into blocks
+    become F16.
     """
+    if any(word in weight.name for word in _IDS):
+        return "I32"
     if len(weight.shape) < 2 or weight.role in (NORM, ROUTER):
         return "F32"
     return "F16" if weight.shape[0] % _TYPES[name][0] else name
