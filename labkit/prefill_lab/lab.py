@@ -113,7 +113,7 @@ def run_prefill(
     paths = parse_paths(plan.paths, devices)
     n_ctx = _context(plan, gguf)
     plan = replace(plan, cache_mib=_cache_mib(plan, gguf, paths))
-    prompt = _prompt(plan, gguf)
+    prompt = prompt_ids(plan, gguf)
     cgroup.remove_stale()
     runs, prefills, requests, layers = [], [], [], []
     for number in range(1, plan.rounds + 1):
@@ -216,8 +216,13 @@ def _context(plan: PrefillPlan, gguf: GGUFMap) -> int:
     return min(rounded, most) if most else rounded
 
 
-def _prompt(plan: PrefillPlan, gguf: GGUFMap) -> list[int]:
-    """Token ids of the longest prompt; shorter ones are its beginnings."""
+def prompt_ids(plan: PrefillPlan, gguf: GGUFMap) -> list[int]:
+    """Token ids of the longest prompt; shorter ones are its beginnings.
+
+    Raises:
+        OptionError: a text for a model without a tokenizer.
+        BenchError: the text cannot be turned into tokens.
+    """
     if not gguf.has_tokenizer:
         if plan.prompt is not None:
             raise OptionError(f"{gguf.paths[0]} has no tokenizer, so it cannot read a text")
