@@ -21,6 +21,7 @@ from labkit.sheet import (
     PARTS,
     ModelSheet,
     fit_table,
+    latency_floor,
     load_shape,
     memory_ledger,
     shape_names,
@@ -68,7 +69,7 @@ def test_the_same_from_a_whole_sheet() -> None:
     assert model.total_bytes == pytest.approx(650e6, rel=0.03)
     assert model.token_bytes == pytest.approx(150e6, rel=0.10)
     assert model.intensity_flop_per_byte() == pytest.approx(4, rel=0.001)
-    floor = model.latency_floor(device(dram_gb_s=60, tops=30))
+    floor = latency_floor(model, device(dram_gb_s=60, tops=30))
     assert 1e3 * floor.dram_s == pytest.approx(2.5, rel=0.1)
     assert floor.bound_by == "DRAM"
     assert floor.floor_s == floor.dram_s
@@ -279,15 +280,15 @@ def test_a_batch_reads_each_weight_once() -> None:
 def test_floors_of_a_token() -> None:
     model = sheet("qwen3-30b-a3b")
     phone = device(dram_gb_s=60)
-    cold = model.latency_floor(phone, hit_rate=0, read_kib=4096)
+    cold = latency_floor(model, phone, hit_rate=0, read_kib=4096)
     assert math.isnan(cold.compute_s)  # the profile does not say
     assert cold.flash_s == pytest.approx(model.token_cycle_bytes / (2000 * 2**20))
     assert cold.bound_by == "flash"
-    warm = model.latency_floor(phone, hit_rate=1)
+    warm = latency_floor(model, phone, hit_rate=1)
     assert warm.flash_s == 0
-    assert model.latency_floor(phone, n_past=4095).dram_s > warm.dram_s
+    assert latency_floor(model, phone, n_past=4095).dram_s > warm.dram_s
     with pytest.raises(OptionError, match="hit_rate"):
-        model.latency_floor(phone, hit_rate=1.1)
+        latency_floor(model, phone, hit_rate=1.1)
 
 
 def test_json_is_plain() -> None:

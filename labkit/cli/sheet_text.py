@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from labkit.cli.inspect_text import size, spans
-from labkit.sheet import MemoryLedger, ModelSheet
+from labkit.sheet import MemoryLedger, ModelSheet, latency_floor
 from labkit.sheet.ledger import RESIDENT, STREAMED, usable_mib
 from labkit.sheet.report import contexts, ridge_of, session_kv_bytes
 from labkit.sheet.weights import PARTS, ROUTED
@@ -179,8 +179,8 @@ def _device(model: ModelSheet, ledger: MemoryLedger, device: DeviceProfile, n_ct
         STREAMED: f"all of it does not fit into the usable {size(usable)}; with streamed experts"
         " it does",
     }.get(verdict, f"not even without its routed experts does it fit into {size(usable)}")
-    resident = model.latency_floor(device, n_past=n_ctx - 1)
-    cold = model.latency_floor(device, n_past=n_ctx - 1, hit_rate=0)
+    resident = latency_floor(model, device, n_past=n_ctx - 1)
+    cold = latency_floor(model, device, n_past=n_ctx - 1, hit_rate=0)
     rows = [
         ("fits?", said),
         ("ridge point", _value(ridge_of(device), "FLOP/byte")),

@@ -8,6 +8,7 @@
 from labkit.sheet.ask import LlamaMemory, ask_llama
 from labkit.sheet.bounds import LatencyFloor
 from labkit.sheet.cache_rows import CACHE_KINDS, CacheOptions, CacheRows
+from labkit.sheet.floors import latency_floor
 from labkit.sheet.ledger import MemoryLedger, fit_table, memory_ledger, sparsity_table
 from labkit.sheet.make import sheet
 from labkit.sheet.model_sheet import ModelSheet
@@ -28,6 +29,7 @@ __all__ = [
     "ask_llama",
     "at_bits",
     "fit_table",
+    "latency_floor",
     "load_shape",
     "memory_ledger",
     "shape_names",

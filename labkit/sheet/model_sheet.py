@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from labkit.architectures import ROLES, ROUTED_EXPERT
 from labkit.errors import OptionError, SheetError
 from labkit.sheet.attention import Attention
-from labkit.sheet.bounds import LatencyFloor, time_floor_s
 from labkit.sheet.cache_rows import CacheOptions, CacheRows
 from labkit.sheet.shape import PublishedCount
 from labkit.sheet.weights import (
@@ -26,8 +25,6 @@ from labkit.sheet.weights import (
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from labkit.device import DeviceProfile
 
 
 @dataclass(frozen=True)
@@ -270,43 +267,6 @@ class ModelSheet:
                 f"{self.where}: a context of {n_ctx} tokens is longer than the model's own"
                 f" {self.context_length}. Its answers would fall apart; give at most that."
             )
-
-    # A device.
-
-    def latency_floor(
-        self,
-        device: DeviceProfile,
-        *,
-        n_past: int = 0,
-        hit_rate: float = 1.0,
-        read_kib: float | None = None,
-        lanes: int = 4,
-    ) -> LatencyFloor:
-        """Lower bounds on one token by the device's operations, DRAM and flash.
-
-        Args:
-            device: its advertised rates count, measured ones where there are no others.
-            n_past: tokens of context that attention looks at.
-            hit_rate: part of the expert uses that need no read from flash.
-            read_kib: size of one read; by default one projection of one expert.
-            lanes: reads under way at once.
-        """
-        if not 0 <= hit_rate <= 1:
-            raise OptionError(f"hit_rate is {hit_rate!r}; it must be from 0 to 1")
-        nan = float("nan")
-        tops = device.get("tops")
-        dram = device.get("dram_gb_s") or device.get("dram_read_gb_s")
-        moved = self.token_bytes + self.kv_read_bytes(n_past)
-        missed = (1 - hit_rate) * self.token_cycle_bytes
-        flash = 0.0 if not missed else nan
-        if missed and device.flash:
-            rate = device.flash_mib_s(read_kib or self.slice_kib, lanes)
-            flash = time_floor_s(missed, rate * 2**20)
-        return LatencyFloor(
-            self.flops_per_token(n_past) / (tops * 1e12) if tops else nan,
-            time_floor_s(moved, dram * 1e9) if dram else nan,
-            flash,
-        )
 
     def kv_read_bytes(self, n_past: int) -> float:
         """Bytes of the cache (F16) that attending to `n_past` tokens reads; 0 if unknown."""

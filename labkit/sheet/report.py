@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.sheet.bounds import ridge_flop_per_byte
 from labkit.sheet.cache_rows import CACHE_KINDS, CacheOptions
+from labkit.sheet.floors import latency_floor
 from labkit.sheet.ledger import MIB, MemoryLedger, memory_ledger, usable_mib
 from labkit.sheet.model_sheet import ModelSheet
 
@@ -78,7 +79,7 @@ def floors_table(model: ModelSheet, devices: Iterable[DeviceProfile], n_ctx: int
     ledger = memory_ledger(model, n_ctx)
     rows = []
     for device in devices:
-        floor = model.latency_floor(device, n_past=n_ctx - 1, hit_rate=0)
+        floor = latency_floor(model, device, n_past=n_ctx - 1, hit_rate=0)
         rows.append(
             {
                 "device": device.name,
@@ -169,8 +170,8 @@ def device_json(
     model: ModelSheet, ledger: MemoryLedger, device: DeviceProfile, n_ctx: int
 ) -> dict[str, Any]:
     """The device's part of `sheet_json`: fit, ridge point, and lower bounds of one token."""
-    resident = model.latency_floor(device, n_past=n_ctx - 1)
-    cold = model.latency_floor(device, n_past=n_ctx - 1, hit_rate=0)
+    resident = latency_floor(model, device, n_past=n_ctx - 1)
+    cold = latency_floor(model, device, n_past=n_ctx - 1, hit_rate=0)
     return {
         "name": device.name,
         "usable_mib": usable_mib(device),
