@@ -42,6 +42,6 @@ def test_without_llama_and_without_unix() -> None:
     run(SCRIPT)
 
 
-@pytest.mark.parametrize("module", ["trace", "policy", "gguf_map", "routing_metrics"])
+@pytest.mark.parametrize("module", ["trace", "policy", "gguf_map", "routing_metrics", "sheet"])
 def test_analysis_loads_neither_llama_nor_a_front_end(module: str) -> None:
     run(LIGHT.format(module=module))

@@ -21,7 +21,14 @@ from labkit import synth
 from labkit.errors import OptionError, SheetError
 from labkit.gguf_map import open_gguf
 from labkit.runtime import ggml
-from labkit.sheet import CacheOptions, ModelShape, ModelSheet, ask_llama, sheet
+from labkit.sheet import (
+    CacheOptions,
+    ModelShape,
+    ModelSheet,
+    ask_llama,
+    memory_ledger,
+    sheet,
+)
 from labkit.sheet.ask_worker import memory_breakdown
 from labkit.sheet.known_caches import CHECKED
 
@@ -169,6 +176,22 @@ def test_an_unknown_cache_is_said_to_be_unknown(synth_model: Callable[..., Path]
     assert unknown.total_params == sheet(shape).total_params
     with pytest.raises(SheetError, match="'notyet' is not known"):
         unknown.kv_bytes(512)
+
+
+def test_llama_cpp_fills_in_what_labkit_does_not_know(
+    synth_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = synth_model("qwen3moe")
+    known = sheet(path)
+    monkeypatch.setattr("labkit.sheet.known_caches.CHECKED", frozenset())
+    unknown = sheet(path)
+    assert unknown.cache is None
+    assert memory_ledger(unknown, 512).kv_bytes is None
+    ledger = memory_ledger(unknown, 512, asked=ask(path, CacheOptions(512)))
+    assert ledger.kv_bytes == known.kv_bytes(512)
+    assert ledger.kv_counted_by == "llama.cpp"
+    with pytest.raises(OptionError, match="longer than"):
+        memory_ledger(unknown, 10**6)
 
 
 def ask(model: Path | ModelShape, options: CacheOptions):

@@ -78,7 +78,11 @@ def _facts(model: ModelSheet) -> Table:
         ("architecture", model.architecture),
         ("from", model.where + (" (its tensor data is absent)" if model.header_only else "")),
         ("parameters", f"{count(model.total_params)}, all of which must be stored"),
-        ("used by a token", f"{count(model.active_params)} ({share:.1%}): compute, not memory"),
+        (
+            "used by a token",
+            f"{count(model.active_params)} ({share:.1%})"
+            + (": compute, not memory" if model.is_moe else ""),
+        ),
     ]
     if published := model.published:
         said = [f"{n:g} B" if n else "?" for n in (published.total_b, published.active_b)]

@@ -61,10 +61,14 @@ def ask_llama(model: str | Path | GGUFMap | ModelShape, options: CacheOptions) -
     if isinstance(model, ModelShape):
         with tempfile.TemporaryDirectory(prefix="labkit-sheet-") as folder:
             path = write_shape_header(model, Path(folder) / "shape.gguf")
-            return ask_llama(path, options)
+            return _ask_about(open_header(path), options, model.where)
     gguf = model if isinstance(model, GGUFMap) else open_header(model)
+    return _ask_about(gguf, options, str(gguf.paths[0]))
+
+
+def _ask_about(gguf: GGUFMap, options: CacheOptions, where: str) -> LlamaMemory:
     for problem in gguf.load_problems():
-        raise SheetError(f"{gguf.paths[0]}: llama.cpp cannot be asked: {problem}")
+        raise SheetError(f"{where}: llama.cpp cannot be asked: {problem}")
     with _with_room_for_data(gguf) as path:
         job = {
             "path": str(path),
@@ -74,7 +78,7 @@ def ask_llama(model: str | Path | GGUFMap | ModelShape, options: CacheOptions) -
             "type_v": _TYPE_IDS[options.type_v],
             "swa_full": options.swa_full,
         }
-        answer = _ask(job, str(gguf.paths[0]))
+        answer = _ask(job, where)
     return LlamaMemory(answer["weights"], answer["kv"], answer["compute"])
 
 

@@ -41,7 +41,6 @@ def cache_note(architecture: str) -> tuple[str, bool | None]:
             " llama.cpp makes it; this architecture was not compared with llama.cpp's own count."
         ), False
     return (
-        f"how llama.cpp caches the architecture '{architecture}' is not known to labkit, so there"
-        " is no figure for its KV cache. Open the model and ask llama.cpp with"
-        " labkit.sheet.ask_llama."
+        f"how llama.cpp caches the architecture '{architecture}' is not known to labkit, which has"
+        " no figure of its own for it."
     ), None

@@ -33,7 +33,7 @@ class MemoryLedger:
         kv_bytes: KV cache and recurrent states of the context; None if it is not known.
         compute_bytes: llama.cpp's scratch buffers.
         compute_asked: whether llama.cpp said so; else it is the least, the logits of one batch.
-        asked_kv_bytes: llama.cpp's own count of the cache, None if it was not asked.
+        kv_counted_by: who counted the cache, and whether llama.cpp counts the same.
         cache_floor_bytes: the least expert cache that works, 0 in a dense model.
         token_cycle_bytes: routed experts that one token uses.
         token_bytes: weights that one token reads, "the active parameters".
@@ -46,7 +46,7 @@ class MemoryLedger:
     cache_floor_bytes: int
     token_cycle_bytes: int
     token_bytes: int
-    asked_kv_bytes: int | None = None
+    kv_counted_by: str = "labkit"
 
     @property
     def weights_bytes(self) -> int:
@@ -90,20 +90,12 @@ class MemoryLedger:
             (part, self.part_bytes[part], "the tensors' shapes and types") for part in PARTS
         ]
         kv = float("nan") if self.kv_bytes is None else self.kv_bytes
-        rows.append(("KV cache", kv, self._kv_counted_by()))
+        rows.append(("KV cache", kv, self.kv_counted_by))
         by = "llama.cpp" if self.compute_asked else "at least: the logits of one batch"
         rows.append(("compute buffers", self.compute_bytes, by))
         table = pd.DataFrame(rows, columns=["item", "size_bytes", "counted_by"])
         table.insert(2, "size_mib", table["size_bytes"] / MIB)
         return table
-
-    def _kv_counted_by(self) -> str:
-        if self.kv_bytes is None:
-            return "not known"
-        if self.asked_kv_bytes is None:
-            return "labkit"
-        same = self.asked_kv_bytes == self.kv_bytes
-        return f"labkit; llama.cpp counts {'the same' if same else self.asked_kv_bytes}"
 
 
 def memory_ledger(
@@ -124,10 +116,15 @@ def memory_ledger(
     Raises:
         OptionError: a context longer than the model's.
     """
+    model.check_context(n_ctx)
+    theirs = asked.kv_bytes if asked else None
     try:
         kv = model.kv_bytes(n_ctx, n_ubatch=n_ubatch, swa_full=swa_full)
+        counted_by = "labkit"
+        if theirs is not None:
+            counted_by += f"; llama.cpp counts {'the same' if theirs == kv else theirs}"
     except SheetError:
-        kv = asked.kv_bytes if asked else None
+        kv, counted_by = theirs, "not known" if theirs is None else "llama.cpp"
     return MemoryLedger(
         part_bytes=dict(model.part_bytes),
         kv_bytes=kv,
@@ -136,7 +133,7 @@ def memory_ledger(
         cache_floor_bytes=model.floor_bytes,
         token_cycle_bytes=model.token_cycle_bytes,
         token_bytes=model.token_bytes,
-        asked_kv_bytes=asked.kv_bytes if asked else None,
+        kv_counted_by=counted_by,
     )
 
 

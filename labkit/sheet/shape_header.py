@@ -43,7 +43,8 @@ def write_shape_header(shape: ModelShape, path: Path, type_name: str = "Q4_0") -
             " asked about this model."
         )
     writer = gguf.GGUFWriter(path, shape.architecture)
-    defaults = {f"{shape.architecture}.{key}": value for key, value in _UNSIZED.items()}
+    sizes = {} if (rows := _vocabulary(shape)) is None else {"vocab_size": rows}
+    defaults = {f"{shape.architecture}.{key}": v for key, v in (_UNSIZED | sizes).items()}
     for key, value in (defaults | shape.metadata).items():
         _add(writer, key, value)
     writer.add_string("tokenizer.ggml.model", "none")
@@ -59,6 +60,12 @@ def write_shape_header(shape: ModelShape, path: Path, type_name: str = "Q4_0") -
     writer.write_ti_data_to_file()
     writer.close()
     return path
+
+
+def _vocabulary(shape: ModelShape) -> int | None:
+    """Rows of the token embedding."""
+    found = dict(shape.tensors).get("token_embd.weight", ())
+    return found[1] if len(found) == 2 else None
 
 
 def _add(writer, key: str, value: object) -> None:
