@@ -102,12 +102,13 @@ def kv_growth(
     """
     total = table.groupby("n_ctx")["kv_bytes"].sum()
     least, most = int(total.index.min()), int(total.index.max())
-    growth = total[most] / total[least] if total[least] else 0.0
     finding = (
         f"At {most:,} tokens {name} keeps {_amount(total[most])} of cache,"
-        f" {100 * total[most] / weights_bytes:.0f} % of its weights; {most / least:,.0f} x the"
-        f" context costs {growth:,.0f} x the memory"
+        f" {100 * total[most] / weights_bytes:.0f} % of its weights"
     )
+    if most > least and total[least]:
+        growth = total[most] / total[least]
+        finding += f"; {most / least:,.0f} x the context costs {growth:,.0f} x the memory"
     kinds = [kind for kind in CACHE_KINDS if kind in set(table["kind"])]
     detail = (
         "F16 keys and values as llama.cpp allocates them, both scales logarithmic. Attention to "

@@ -104,6 +104,7 @@ def load_shape(source: str | Path) -> ModelShape:
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise SheetError(
             f'{path}: no description of a model: it must be an object with "format": "{FORMAT}".'
+            " `python -m pydoc labkit.sheet.shape` shows one."
         )
     return parse_shape(value, str(path))
 
