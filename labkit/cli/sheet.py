@@ -77,8 +77,14 @@ def _all(
 ) -> None:
     from labkit.cli.console import emit_json, stdout
     from labkit.device import load_profile, profile_names
+    from labkit.errors import SheetError
     from labkit.sheet import fit_table, shape_names, sheet
 
+    if not shape_names():
+        raise SheetError(
+            "this labkit was installed without its data, so it knows no published shapes. Name a"
+            " GGUF file or a shape's JSON, or clone the repository and install it from there."
+        )
     widths = (2, 3, 4, 8, 16) if width is None else (width,)
     devices = [profile] if profile else [load_profile(name) for name in profile_names()]
     models = {name: sheet(name) for name in shape_names()}
