@@ -166,7 +166,7 @@ def _token(model: ModelSheet, n_ctx: int) -> Table:
     first, last = model.flops_per_token(), model.flops_per_token(n_ctx - 1)
     intensity = model.intensity_flop_per_byte
     rows = [
-        ("reads", f"{size(model.token_bytes)} of weights ({model.token_bytes / 1e6:.3g} MB)"),
+        ("reads", f"{size(model.token_bytes)} of weights ({_mb(model.token_bytes)})"),
         ("computes", f"{first / 1e9:.3g} GFLOP, {last / 1e9:.3g} at the end of the context"),
         ("intensity", f"{intensity():.3g} FLOP/byte; in a batch of 512, {intensity(512):.3g}"),
     ]
@@ -194,6 +194,11 @@ def _device(model: ModelSheet, ledger: MemoryLedger, device: DeviceProfile, n_ct
     if model.is_moe:
         rows.append(("by flash, no cache", _value(1e3 * cold.flash_s, "ms")))
     return _rows(f"Lower bounds of a token on {escape(device.title)}", rows)
+
+
+def _mb(nbytes: float) -> str:
+    """Decimal megabytes, in which memory rates are given."""
+    return f"{nbytes / 1e6:,.0f} MB" if nbytes >= 1e8 else f"{nbytes / 1e6:.3g} MB"
 
 
 def _value(value: float, unit: str) -> str:
