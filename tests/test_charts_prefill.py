@@ -119,11 +119,11 @@ def test_a_timeline_is_labelled_and_cut():
     made = schedule([Job(0, n, read_s=1, compute_s=2, fallbacks=1) for n in range(3)], sync_s=0.1)
     whole = modelled.timeline(made, label="Modelled")
     assert charts.finding(whole).startswith("Modelled: the prompt takes 7.3 s")
-    part = modelled.timeline(made, label="Replayed", until_s=2.5, device="compute").to_dict()
+    part = modelled.timeline(made, label="Replayed", layers=1, device="compute").to_dict()
     rows = next(iter(part["datasets"].values()))
-    assert max(row["end_s"] for row in rows) == 2.5
+    assert max(row["end_s"] for row in rows) == 3.0  # the first layer: read for 1 s, computed for 2
     assert {row["worker"] for row in rows} == {"preparation", "compute"}
-    assert "The first 2.5 s" in part["title"]["subtitle"][0]
+    assert "The first 3.0 s" in part["title"]["subtitle"][0]
 
 
 def test_amdahl_names_its_ends():

@@ -48,17 +48,18 @@ _REQUEST_PARTS = {
 
 
 def timeline(
-    made: Timeline, *, label: str, until_s: float | None = None, device: str = DEVICE
+    made: Timeline, *, label: str, layers: int | None = None, device: str = DEVICE
 ) -> alt.Chart:
     """Draw who works when.
 
     Args:
         made: a schedule.
         label: where its times come from: "Modelled" or "Replayed from measured times".
-        until_s: draw up to here; None is all of it.
+        layers: draw until so many layers are computed; None is all of it.
         device: what computes.
     """
-    end = until_s or made.total_s
+    computed = made.table.loc[made.table["work"].isin([COMPUTE, TAIL]), "end_s"]
+    end = made.total_s if layers is None else float(computed.iloc[:layers].max())
     table = made.table[made.table["start_s"] < end].copy()
     table["end_s"] = table["end_s"].clip(upper=end)
     table["worker"] = table["worker"].replace(DEVICE, device)
@@ -121,6 +122,7 @@ def sliders(
         device_gflop_s, read_gb_s, chunk, outputs: where the sliders stand at first; what a still
             picture shows. `chunk` is taken to the nearest of the table.
     """
+    read_gb_s = round(read_gb_s, 2)  # what a slider can show
     start = chunks.iloc[(chunks["chunk"] - chunk).abs().argmin()]
     prefill = closed_prefill_s(start, read_gb_s, device_gflop_s)
     whole = request_s(prefill, decode_s, outputs)
