@@ -8,6 +8,7 @@ lengths it predicts prompts and chunk lengths that were not run.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ class OwnPrefill:
 
     Attributes:
         tokens, chunk: the prompt, and tokens of a graph.
-        wall_s: of all graphs of the prompt.
+        wall_s: of the whole prompt, with what lies between its graphs: reads go on there.
         read_s: wall time in which at least one read was under way.
         layers: chunk, layer, prepare_s, wait_s, compute_s, read_bytes, as `Session.prefill_layers`
             has them.
@@ -107,10 +108,11 @@ def run_own(
 
 def _run(session: Session, prompt: list[int], chunk: int) -> OwnPrefill:
     session.reset()
+    begin = time.perf_counter()
     for _ in session.stream(prompt, 0):
         pass
+    wall_s = time.perf_counter() - begin
     graphs = step_table(session.prefill_steps).groupby("batch").first()
-    wall_s = float(graphs["wall_ms"].sum()) / 1e3
     read_s = float(graphs["read_ms"].sum()) / 1e3
     return OwnPrefill(len(prompt), chunk, wall_s, read_s, session.prefill_layers)
 
@@ -197,7 +199,7 @@ def own_runs(result: PrefillResult) -> list[OwnPrefill]:
         if len(layers):  # a prompt of one token takes the cache
             tokens = int(row["tokens"])
             chunk = min(int(result.facts["chunk"]), tokens)
-            runs.append(OwnPrefill(tokens, chunk, row["graph_s"], row["read_s"], layers))
+            runs.append(OwnPrefill(tokens, chunk, row["ttft_s"], row["read_s"], layers))
     return runs
 
 

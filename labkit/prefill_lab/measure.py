@@ -182,7 +182,6 @@ class _SessionRunner:
             "read_mib": float(graphs["read_mib"].sum()),
             "wait_s": float(graphs["wait_ms"].sum() / 1e3),
             "read_s": float(graphs["read_ms"].sum() / 1e3),
-            "graph_s": float(graphs["wall_ms"].sum() / 1e3),
         }
         if set(graphs["path"]) == {"layers"}:
             found["layers"] = self._session.prefill_layers.to_dict("records")

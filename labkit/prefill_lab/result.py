@@ -17,7 +17,7 @@ _MIB = 2**20
 _RUNS = ["round", "path", "status", "reason", "limit_mib", "cached_pct", "open_s"]
 _RUNS += ["first_token_s", "cold_storage_mib", "peak_rss_mib", "grown_mib", "cgroup_peak_mib"]
 _PREFILLS = ["round", "path", "tokens", "ttft_s", "tok_s", "cpu_s", "major_faults"]
-_PREFILLS += ["storage_mib", "read_mib", "wait_s", "read_s", "graph_s"]
+_PREFILLS += ["storage_mib", "read_mib", "wait_s", "read_s"]
 _REQUESTS = ["round", "path", "tokens", "outputs", "request_s"]
 _LAYERS = ["round", "path", "tokens", "layer", "chunk", "prepare_s", "compute_s", "wait_s"]
 _LAYERS += ["read_bytes"]
@@ -37,8 +37,8 @@ class PrefillResult:
             grown_mib, what came on top since before the model was opened; cgroup_peak_mib).
         prefills: a row a prompt, in a process that is warm: round, path, tokens, ttft_s (prompt to
             first token), tok_s, cpu_s, major_faults, storage_mib (as the kernel counts),
-            and for streamed paths read_mib (by labkit), wait_s (exposed), read_s (a read was under
-            way) and graph_s (wall time of the graphs).
+            and for streamed paths read_mib (by labkit), wait_s (exposed) and read_s (a read was
+            under way).
         requests: a row an answer length: round, path, tokens, outputs, request_s.
         layers: a row a layer and chunk of the two-slot path: round, tokens, layer, chunk,
             prepare_s, compute_s, wait_s, read_bytes.
