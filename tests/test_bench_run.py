@@ -68,6 +68,7 @@ def test_figures_are_there_and_what_is_not_measured_is_not_zero(result: BenchRes
     for name in ("open_s", "prefill_s", "first_token_s", "decode_tok_s"):
         assert (runs[name] > 0).all()
     assert (runs["first_token_s"] >= runs["open_s"]).all()
+    assert runs["others_pct"].between(0, 100).all()
     assert runs.loc[runs["case"] == "mmap", "cache_mib"].isna().all()
     assert (runs.loc[runs["case"] == "stream-serial", "cache_mib"] == 1).all()
     tokens = result.measured()

@@ -20,6 +20,30 @@ except ImportError:  # Windows
 _MEMORY_FILE_SYSTEMS = frozenset(("tmpfs", "ramfs"))
 
 
+class Share:
+    """The cores' time from its making on: what other processes, and the host, took of it."""
+
+    def __init__(self) -> None:
+        self._times, self._own_s = psutil.cpu_times(), _children_s()
+
+    def taken_pct(self) -> tuple[float | None, float] | None:
+        """Percent that other processes took (None where children are not counted) and the host.
+
+        Children count once they have ended. None when no time has passed.
+        """
+        now = psutil.cpu_times()
+        spent = {name: getattr(now, name) - getattr(self._times, name) for name in now._fields}
+        # Linux counts guests within user time, and waiting for a disk is not work.
+        total = sum(v for name, v in spent.items() if not name.startswith("guest"))
+        if total <= 0:
+            return None
+        stolen = spent.get("steal", 0.0)
+        idle = spent["idle"] + spent.get("iowait", 0.0) + stolen
+        own = _children_s() - self._own_s
+        others = max(0.0, 100 * (total - idle - own) / total) if resource else None
+        return others, 100 * stolen / total
+
+
 class Watch:
     """Looks at the machine from its making to `notes`.
 
@@ -32,7 +56,7 @@ class Watch:
         self._gguf = gguf
         self._limited = limited
         self._runs: list[dict[str, Any]] = []
-        self._times, self._own_s = psutil.cpu_times(), _children_s()
+        self._share = Share()
 
     def add(self, run: dict[str, Any]) -> None:
         """Take a run's row."""
@@ -51,23 +75,19 @@ class Watch:
         return [*found, *dict.fromkeys(note for note in notes if note)]
 
     def _processor(self) -> list[str]:
-        now = psutil.cpu_times()
-        spent = {name: getattr(now, name) - getattr(self._times, name) for name in now._fields}
-        # Linux counts guests within user time, and waiting for a disk is not work.
-        total = sum(v for name, v in spent.items() if not name.startswith("guest"))
-        if total <= 0:
+        taken = self._share.taken_pct()
+        if taken is None:
             return []
-        idle = spent["idle"] + spent.get("iowait", 0.0) + spent.get("steal", 0.0)
-        own = _children_s() - self._own_s if resource else None
-        cores = psutil.cpu_count() or 1
+        others, stolen = taken
         notes = []
-        if own is not None:
-            other = max(0.0, 100 * (total - idle - own) / total)
+        if others is not None:
+            worst = max((run.get("others_pct") or 0.0 for run in self._runs), default=0.0)
             notes.append(
-                f"The {cores} cores were not reserved: other processes took {other:.0f} % of "
-                "their time during the benchmark, and no process was tied to a core."
+                f"The {psutil.cpu_count() or 1} cores were not reserved: other processes took "
+                f"{others:.0f} % of their time during the benchmark (in the worst run "
+                f"{worst:.0f} %), and no process was tied to a core."
             )
-        if (stolen := 100 * spent.get("steal", 0.0) / total) >= 0.5:
+        if stolen >= 0.5:
             notes.append(
                 f"This is a virtual machine, and its host took {stolen:.1f} % of the cores' time."
             )

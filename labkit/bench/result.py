@@ -26,7 +26,8 @@ _TEXT_COLUMNS = ("case", "path")
 _NEEDED_TOKENS = ("round", "case", "index", "warmup", "wall_ms")
 
 RUN_COLUMNS = [
-    "round", "place", "case", "kind", "limit_mib", "cache_mib", "status", "reason", "cached_pct",
+    "round", "place", "case", "kind", "limit_mib", "cache_mib", "status", "reason",
+    "others_pct", "cached_pct",
     "open_s", "prefill_s", "first_token_s", "open_read_mib", "load_read_mib", "load_major_faults",
     "n_tokens", "decode_tok_s", "decode_device_read_mib", "peak_rss_mib",
     "cgroup_peak_mib", "expert_resident_mib", "overlap", "overlap_note", "reads", "swap_note",

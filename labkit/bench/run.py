@@ -17,7 +17,7 @@ import psutil
 
 from labkit.bench import cgroup, file_cache
 from labkit.bench.cases import Case, default_cases, parse_cases
-from labkit.bench.conditions import Watch
+from labkit.bench.conditions import Share, Watch
 from labkit.bench.result import BenchResult
 from labkit.errors import BenchError, OptionError
 from labkit.gguf_map import GGUFMap, open_gguf
@@ -140,8 +140,10 @@ def run_bench(
     result = BenchResult.of(facts, state.runs, state.tokens)
     for number in range(first, last + 1):
         for place, case in enumerate(_order(plan, number, state)):
+            share = Share()
             run, tokens = _run_case(plan, case, gguf, state)
-            run = {"round": number, "place": place, **run}
+            others, _ = share.taken_pct() or (None, 0.0)
+            run = {"round": number, "place": place, "others_pct": others, **run}
             state.runs.append(run)
             state.tokens += [{"round": number, "case": case.name, **row} for row in tokens]
             watch.add(run)

@@ -139,8 +139,13 @@ def _line(event: Event) -> str:
         return f"{head}  {run['status']}: {run['reason']}"
     return (
         f"{head}  {run['decode_tok_s']:8.2f} tok/s   first token {run['first_token_s']:7.2f} s"
-        f"   {run['n_tokens']} tokens"
+        f"   {run['n_tokens']} tokens{_disturbed(run)}"
     )
+
+
+def _disturbed(run: dict[str, Any]) -> str:
+    others = run["others_pct"]
+    return f"   (others took {others:.0f} % of the cores)" if others and others > 10 else ""
 
 
 def _save(result: BenchResult, directory: Path) -> pd.DataFrame:
