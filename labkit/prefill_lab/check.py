@@ -136,7 +136,7 @@ class LayerModel:
     """What a layer takes here, from measured runs.
 
     Attributes:
-        read_mib_s: rate at which layers are prepared.
+        read_mib_s: rate at which layers are prepared, the runs' median.
         layer_mib: bytes of each MoE layer, by layer.
         compute_s: width of a graph -> seconds of a layer; linear in between.
         before_s: width of a graph -> seconds before its first layer.
@@ -179,7 +179,8 @@ def layer_model(runs: Sequence[OwnPrefill]) -> LayerModel:
         before.setdefault(width, []).append(run.before_s)
     every = pd.concat([run.layers for run in runs])
     return LayerModel(
-        read_mib_s=float(every["read_bytes"].sum() / sum(run.read_s for run in runs) / _MIB),
+        read_mib_s=float(np.median([run.layers["read_bytes"].sum() / run.read_s for run in runs]))
+        / _MIB,
         layer_mib={
             int(layer): float(rows["read_bytes"].mean() / _MIB)  # type: ignore[call-overload]
             for layer, rows in every.groupby("layer")
