@@ -10,15 +10,23 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from gguf_bytes import tiny_moe
 from typer.testing import CliRunner
 
 from labkit.bundled import model_path
 from labkit.cli import app
 from labkit.errors import BenchError, LlamaError, OptionError
+from labkit.gguf_map import open_gguf
 from labkit.prefill_lab.device_model import DeviceModel
 from labkit.prefill_lab.devices import find_device, ggml_devices
-from labkit.prefill_lab.lab import PrefillPlan, default_lengths, ladder, run_prefill
-from labkit.prefill_lab.paths import parse_paths
+from labkit.prefill_lab.lab import (
+    PrefillPlan,
+    default_lengths,
+    fitting_paths,
+    ladder,
+    run_prefill,
+)
+from labkit.prefill_lab.paths import DEFAULT_PATHS, parse_paths
 from labkit.prefill_lab.process import ask
 from labkit.prefill_lab.result import PrefillResult
 from labkit.runtime.stock import StockModel
@@ -82,6 +90,13 @@ def test_unknown_paths_are_refused(names: list[str], words: str):
 def test_devices_alone_are_nothing_where_there_is_only_a_cpu():
     with pytest.raises(OptionError, match="no device besides the CPU"):
         parse_paths(["devices"], [find_device("CPU")])
+
+
+def test_a_dense_model_takes_the_default_paths_that_stream_nothing(tmp_path: Path):
+    dense = open_gguf(tiny_moe(dense_layers=3, n_layers=3).write(tmp_path / "dense.gguf"))
+    assert fitting_paths(DEFAULT_PATHS, dense) == ["mmap", "resident", "repack", "devices"]
+    assert fitting_paths(["layers"], dense) == ["layers"]  # asked for: refused, with the reason
+    assert fitting_paths(DEFAULT_PATHS, open_gguf(MODEL)) == DEFAULT_PATHS
 
 
 def test_lengths_climb_to_the_longest():

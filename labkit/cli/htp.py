@@ -58,6 +58,8 @@ def command(
     profile says how fast. The model of the pipeline is checked by `labkit prefill`.
     """
     answers = parse_counts(outputs, "--outputs")
+    from rich.markup import escape
+
     from labkit.cli.console import emit_json, stdout
     from labkit.device import load_profile
     from labkit.device.pipeline_plan import default_tokens, plan_htp
@@ -79,7 +81,8 @@ def command(
     if json:
         emit_json(_plain(made, answers, profile.title, timeline))
         return
-    stdout().print(f"[bold]{made.ledger.name}[/bold] on the HTP of {profile.title}")
+    names = escape(made.ledger.name), escape(profile.title)
+    stdout().print(f"[bold]{names[0]}[/bold] on the HTP of {names[1]}")
     for part in _report(made, answers, timeline):
         stdout().print(part)
 

@@ -140,15 +140,16 @@ def _save_chart(result: PrefillResult, out: Path) -> None:
 
 def _report(result: PrefillResult):
     """The result for people: three tables and what could not be measured."""
+    from rich.markup import escape
+
     yield _rates(result)
     yield _requests(result)
     yield _starts(result)
     if words := _two_slots(result):
         yield words
-    for words in _failures(result):
-        yield words
+    yield from map(escape, _failures(result))
     for note in result.facts["notes"]:
-        yield f"[yellow]note:[/yellow] {note}"
+        yield f"[yellow]note:[/yellow] {escape(note)}"
 
 
 def _failures(result: PrefillResult) -> list[str]:

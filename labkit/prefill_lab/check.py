@@ -1,7 +1,7 @@
 """The two-slot model against labkit's own two-slot prefill on this machine.
 
-`replayed` takes what each layer really took to prepare and to compute, and predicts the wall time
-and the exposed wait: is the schedule right? `predicted` goes further: from runs with some chunk
+`replay` takes what each layer really took to prepare and to compute, and predicts the wall time
+and the exposed wait: is the schedule right? `LayerModel` goes further: from runs with some chunk
 lengths it predicts prompts and chunk lengths that were not run.
 """
 

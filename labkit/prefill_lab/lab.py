@@ -14,9 +14,10 @@ from labkit.bundled import BundledDataError, prompts
 from labkit.errors import BenchError, OptionError
 from labkit.gguf_map import GGUFMap, open_gguf
 from labkit.host import usable_memory_bytes
-from labkit.prefill_lab.devices import ggml_devices
+from labkit.prefill_lab.devices import GgmlDevice, ggml_devices
 from labkit.prefill_lab.paths import (
     DEFAULT_PATHS,
+    DEVICES,
     describe,
     holds_whole_model,
     parse_paths,
@@ -110,6 +111,7 @@ def run_prefill(
     gguf = open_gguf(plan.model)
     trial_load(gguf)
     devices = ggml_devices()
+    plan = replace(plan, paths=fitting_paths(plan.paths, gguf))
     paths = parse_paths(plan.paths, devices)
     n_ctx = _context(plan, gguf)
     plan = replace(plan, cache_mib=_cache_mib(plan, gguf, paths))
@@ -149,7 +151,7 @@ def run_prefill(
         "cache_mib": plan.cache_mib,
         "rounds": plan.rounds,
         "memory_limit_mib": plan.memory_limit_mib,
-        "notes": _notes(plan, paths, devices),
+        "notes": _notes(plan, gguf, paths, devices),
     }
     return PrefillResult.of(facts, runs, prefills, requests, layers)
 
@@ -197,9 +199,11 @@ def _run(
 
 def _cache_mib(plan: PrefillPlan, gguf: GGUFMap, paths: list[str]) -> float | None:
     """The same for all streamed paths, so that they are compared at equal memory."""
-    if plan.cache_mib is not None or not any(map(streams, paths)):
+    if not any(map(streams, paths)):
         return plan.cache_mib
     gguf.require_streamable()
+    if plan.cache_mib is not None:
+        return plan.cache_mib
     slots = N_SLOTS * slot_bytes([gguf.layer_tensors(layer) for layer in gguf.moe_layers])
     return max(default_cache_bytes(gguf), slots) / _MIB
 
@@ -243,8 +247,19 @@ def _bundled_text() -> str:
         return "In the beginning there was a prompt, and the prompt was long, and it was read."
 
 
-def _notes(plan: PrefillPlan, paths: list[str], devices: list[Any]) -> list[str]:
+def fitting_paths(paths: Sequence[str], gguf: GGUFMap) -> Sequence[str]:
+    """The paths that were asked for; of the default ones those that a dense model can take."""
+    if tuple(paths) != DEFAULT_PATHS or gguf.expert_tensors:
+        return paths
+    return [path for path in paths if path == DEVICES or not streams(path)]
+
+
+def _notes(
+    plan: PrefillPlan, gguf: GGUFMap, paths: list[str], devices: list[GgmlDevice]
+) -> list[str]:
     notes = []
+    if not gguf.expert_tensors:
+        notes.append("A dense model: there are no experts to stream, so no streamed path.")
     if not [device for device in devices if not device.is_cpu]:
         notes.append(
             "llama.cpp reports no device besides the CPU here, so no accelerator was measured. "
