@@ -26,7 +26,7 @@ class Graph:
 
 def answers(hook: RouterHook, graph: Graph, seen: list[int]) -> list[bool]:
     seen.clear()
-    hook.begin()
+    hook.begin(len(graph.addresses))
     return [hook.callback(address) for address in graph.addresses]
 
 
@@ -34,7 +34,7 @@ def watching() -> tuple[RouterHook, list[int]]:
     """A hook that watches layer 0, and the list of addresses that it had to look at."""
     hook = RouterHook(lambda *_: None)
     hook._routing_nodes = {b"ffn_moe_weights-0": 0}
-    hook._dull.watch([b"ffn_moe_weights-0"])
+    hook._dull.watch([b"ffn_moe_weights-0"], (b"ffn_moe_topk-",))
     seen: list[int] = []
     look = hook._dull._on_node
 
@@ -48,11 +48,32 @@ def watching() -> tuple[RouterHook, list[int]]:
 
 def test_dull_nodes_are_answered_without_looking_and_stay_so() -> None:
     graph = Graph(6)
-    graph.name([b"inp_embd", b"attn_norm-0", b"ffn_moe_weights-0", b"x", b"", b"ffn_out-0"])
+    like = b"ffn_moe_weights_norm-0"
+    graph.name([b"inp_embd", b"attn_norm-0", b"ffn_moe_weights-0", like, b"", b"ffn_out-0"])
     hook, seen = watching()
-    for _ in range(4):
+    for count in range(4):
         assert answers(hook, graph, seen) == [False, False, True, False, False, False]
-        assert seen == [graph.addresses[2]]
+        assert seen == graph.addresses[2:4] if count == 0 else [graph.addresses[2]]
+
+
+def test_a_look_alike_that_becomes_the_stop_is_seen() -> None:
+    graph = Graph(3)
+    hook, seen = watching()
+    names = [b"inp_embd", b"ffn_moe_weights-0", b"ffn_moe_weights_norm-0"]
+    for order in ([0, 1, 2], [0, 2, 1]) * 3:
+        graph.name([names[i] for i in order])
+        assert answers(hook, graph, seen).index(True) == order.index(1)
+
+
+def test_graphs_of_another_shape_begin_elsewhere() -> None:
+    graph = Graph(6)
+    names = [b"inp_embd", b"a", b"ffn_moe_weights-0", b"b", b"c", b"d"]
+    hook, seen = watching()
+    for first in (0, 1, 0, 2, 1, 0):
+        graph.name([*names[6 - first :], *names[: 6 - first]])
+        hook.begin(("shape", first))
+        found = [hook.callback(address) for address in graph.addresses[first:]]
+        assert found.index(True) == 2
 
 
 def test_a_graph_built_anew_at_the_same_place_is_seen_as_it_is_now() -> None:

@@ -208,18 +208,21 @@ class ExpertMemory:
         window = part.window
         start, stop = window.releasable(expert, lambda other: (layer, other) in self.resident)
         inner, inner_stop = window.interior(expert)
-        if keep and inner_stop - inner >= _WORTH_MOVING:
+        length = inner_stop - inner
+        if length < _WORTH_MOVING:
+            window.release(start, stop)
+            return
+        if keep:
             frame = part.pool.take_empty()
-            source, length = window.address(inner), inner_stop - inner
-            if move_pages(source, frame.base + PAGE, length):
-                if self.userfault:  # which a mapping forgets as its pages are moved
-                    self.userfault.register(source, length)
-                part.pool.give(frame, filled=True)
-                window.release(start, inner)
-                window.release(inner_stop, stop)
-                return
-            part.pool.give(frame, filled=False)
-        window.release(start, stop)
+            keep = move_pages(window.address(inner), frame.base + PAGE, length)
+            part.pool.give(frame, filled=keep)
+        if keep:
+            window.release(start, inner)
+            window.release(inner_stop, stop)
+        else:
+            window.release(start, stop)
+        if self.userfault:  # pages that were moved in brought a mapping that knows nothing of it
+            self.userfault.register(window.address(inner), length)
 
     def _copy(self, target: int, source: int, length: int) -> None:
         if length <= 0:

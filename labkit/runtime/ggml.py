@@ -47,6 +47,7 @@ class Tensor(ctypes.Structure):
 
 
 NAME_OFFSET = Tensor.name.offset
+_NE, _NB, _DATA = Tensor.ne.offset, Tensor.nb.offset, Tensor.data.offset
 OBJECT_BYTES = 32  # `struct ggml_object`, which ggml_tensor_overhead() counts as well
 
 
@@ -163,26 +164,26 @@ def tensor_at(address: int) -> Tensor:
 
 def extents(address: int) -> list[int]:
     """`ne` of the tensor at `address`: elements per dimension. Far cheaper than by `Tensor`."""
-    at = (address + Tensor.ne.offset) >> 3
+    at = (address + _NE) >> 3
     return all_memory("Q")[at : at + 4].tolist()
 
 
 def strides(address: int) -> list[int]:
     """`nb` of the tensor at `address`, in bytes."""
-    at = (address + Tensor.nb.offset) >> 3
+    at = (address + _NB) >> 3
     return all_memory("Q")[at : at + 4].tolist()
 
 
 def is_float32(address: int) -> bool:
     """Whether the tensor at `address` is of type F32."""
-    return all_memory("i")[(address + Tensor.type.offset) >> 2] == 0
+    return all_memory("i")[address >> 2] == 0
 
 
 def read_matrix(
     address: int, dtype: type, shape: tuple[int, int], strides: tuple[int, int]
 ) -> np.ndarray:
     """A copy of the `shape` of 4-byte elements of a tensor's data that lie `strides` apart."""
-    data = all_memory("Q")[(address + Tensor.data.offset) >> 3]
+    data = all_memory("Q")[(address + _DATA) >> 3]
     extent = (shape[0] - 1) * strides[0] + (shape[1] - 1) * strides[1] + 4
     raw = all_memory("i")[data >> 2 : (data + extent) >> 2]
     return np.ndarray(shape, dtype, raw, 0, strides).copy()

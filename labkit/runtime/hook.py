@@ -2,8 +2,7 @@
 
 llama.cpp asks about every node of a graph, thousands a token, so the common answer must cost
 nearly nothing. It comes from a dictionary of the addresses of dull nodes: the callback that C calls
-is the dictionary's own lookup, and Python code runs only for what is not in it. Before each graph's
-first answer the names at those addresses are compared with what they were, all at once.
+is the dictionary's own lookup, and Python code runs only for what is not in it (`dull_nodes`).
 
 Nothing may leave the callback: an exception would be lost in C, and stopping the graph there would
 leave wrong logits without a word. So an error is kept, the abort flag is set, the graph ends at
@@ -15,13 +14,13 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from labkit.errors import SeamError
 from labkit.runtime import ggml
 from labkit.runtime.capture import LOGITS_PREFIX, TOPK_PREFIX, GraphCapture
+from labkit.runtime.dull_nodes import DullNodes
 
 OnRouting = Callable[[int, np.ndarray, np.ndarray], None]
 """(layer, experts (n_tokens, k) int32, weights (n_tokens, k) float32 or NaN)"""
@@ -78,12 +77,13 @@ class RouterHook:
         self._routed: set[int] = set()
         self._waited: set[int] = set()
         self._topk = 0
-        self._stopped_at = 0
+        self._stopped_at = self._stop_layer = 0
+        self._stop_is_down = False
         self.router_logits = 0
         self.stop_before_down = False
         self.abort = AbortFlag()
         self.error: BaseException | None = None
-        self._dull = _DullNodes(self._on_node)
+        self._dull = DullNodes(self._on_node)
         # C passes (node, ask, user data) in registers; taking the first alone lets the lookup
         # itself be the callback. That `ask` is over is known: the same node comes a second time.
         # The hook and its callback form a cycle that only the collector ends; the session that
@@ -91,14 +91,14 @@ class RouterHook:
         prototype = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_size_t)
         self.callback = prototype(self._dull.__getitem__)
 
-    def begin(self) -> None:
-        """Call before each graph."""
+    def begin(self, shape: object = None) -> None:
+        """Call before each graph; graphs of one `shape` are built in the same way."""
         self._last_layer = -1
         self._routed.clear()
         self._waited.clear()
         self._stopped_at = self._topk = self.router_logits = 0
         self.error = None
-        self._dull.begin()
+        self._dull.begin(shape)
 
     def layers_missed(self) -> set[int]:
         """Layers whose routing did not come through in the graph that just ended.
@@ -123,7 +123,8 @@ class RouterHook:
             raise self.error
         self._routing_nodes = captured.sync_nodes
         self._down_nodes = captured.down_nodes
-        self._dull.watch([*self._routing_nodes, *self._down_nodes, TOPK_PREFIX, LOGITS_PREFIX])
+        prefixes = (TOPK_PREFIX, LOGITS_PREFIX)
+        self._dull.watch([*self._routing_nodes, *self._down_nodes], prefixes)
         return captured
 
     def _on_node(self, address: int) -> bool:
@@ -144,24 +145,26 @@ class RouterHook:
 
     def _is_stop(self, address: int) -> bool:
         name = ctypes.string_at(address + ggml.NAME_OFFSET)
-        if name.startswith(TOPK_PREFIX):
-            self._topk = address
-        elif name.startswith(LOGITS_PREFIX):
-            self.router_logits = address
         layer = self._routing_nodes.get(name)
         # A block that is built twice in a layer (grovemoe's chunks) routes the same way again.
-        stops = layer is not None and layer != self._last_layer
-        if not stops and self.stop_before_down:
-            stops = name in self._down_nodes
-        if stops:
-            self._stopped_at = address
-        return stops
+        if layer is not None and layer != self._last_layer:
+            self._stop_layer, self._stop_is_down = layer, False
+        elif self.stop_before_down and (layer := self._down_nodes.get(name)) is not None:
+            self._stop_layer, self._stop_is_down = layer, True
+        else:
+            if name.startswith(TOPK_PREFIX):
+                self._topk = address
+            elif name.startswith(LOGITS_PREFIX):
+                self.router_logits = address
+            else:
+                self._dull.look_alike(address, name)
+            return False
+        self._stopped_at = address
+        return True
 
     def _at_stop(self, address: int) -> None:
-        name = ctypes.string_at(address + ggml.NAME_OFFSET)
-        layer = self._routing_nodes.get(name)
-        if layer is None:
-            layer = self._down_nodes[name]
+        layer = self._stop_layer
+        if self._stop_is_down:
             if self._on_wait:
                 self._on_wait(layer)
             self._waited.add(layer)
@@ -178,102 +181,19 @@ class RouterHook:
         self.router_logits = 0
 
 
-@dataclass(slots=True)
-class _KnownGraph:
-    """Dull nodes of graphs that begin at one place: address -> the word that made them so.
-
-    `where` are the words' places for one gather, `expected` what it should find there.
-    """
-
-    words: dict[int, int] = field(default_factory=dict)
-    answers: dict[int, bool] = field(default_factory=dict)
-    where: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    expected: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))
-
-
-class _DullNodes(dict[int, bool]):
-    """Address -> False for nodes that never stop a graph; `on_node` is asked about all others.
-
-    A node is dull by bytes 8 to 12 of its name. llama.cpp builds a graph anew when shapes change,
-    in the same memory, and a name is final before the first question. So the addresses of an
-    earlier graph that began at the same node are compared at that question, in one gather: those
-    whose word is as it was are dull in this graph too. That memory belongs to the context as long
-    as it lives, so looking is safe.
-    """
-
-    _WORD = ggml.NAME_OFFSET + 8
-    _MASK = (1 << 40) - 1
-
-    def __init__(self, on_node: Callable[[int], bool]) -> None:
-        super().__init__()
-        self._on_node = on_node
-        self._kinds: frozenset[int] | None = None
-        self._known: dict[int, _KnownGraph] = {}
-        self._graph: _KnownGraph | None = None
-        self._new: dict[int, int] = {}
-        self._memory = ggml.all_memory("Q")
-        # numpy takes the address 0 for none, so its view begins a word later.
-        self._gather = np.frombuffer(self._memory[1:], np.uint64)
-
-    def watch(self, names: list[bytes]) -> None:
-        """Nodes whose names look like one of `names` are not dull."""
-        words = (int.from_bytes(name[8:13], "little") for name in names)
-        self._kinds = frozenset(words)
-
-    def begin(self) -> None:
-        """A new graph: nothing is known of it before its first question."""
-        if self._graph is not None and self._new:
-            self._learn(self._graph)
-        self._graph = None
-        self.clear()
-
-    def __missing__(self, address: int) -> bool:
-        kinds = self._kinds
-        if kinds is None:
-            return self._on_node(address)
-        try:
-            if self._graph is None:
-                self._start(address)
-            word = self._memory[(address + self._WORD) >> 3] & self._MASK
-            if word not in kinds:
-                self._new[address] = word
-                return False
-        except BaseException:
-            # As a signal handler may raise here: the slow answer is right as well.
-            return self._on_node(address)
-        return self._on_node(address)
-
-    def _start(self, first: int) -> None:
-        graph = self._graph = self._known.setdefault(first, _KnownGraph())
-        same = self._gather[graph.where] & np.uint64(self._MASK) == graph.expected
-        if same.all():
-            self.update(graph.answers)
-        else:
-            addresses = np.fromiter(graph.words, np.int64)[same]
-            self.update(dict.fromkeys(addresses.tolist(), False))
-
-    def _learn(self, graph: _KnownGraph) -> None:
-        """Remember this graph's dull nodes for the next that begins like it."""
-        graph.words.update(self._new)
-        self._new = {}
-        graph.answers = dict.fromkeys(graph.words, False)
-        graph.where = ((np.fromiter(graph.words, np.int64) + self._WORD) >> 3) - 1
-        graph.expected = np.fromiter(graph.words.values(), np.uint64)
-
-
 def read_experts(address: int) -> np.ndarray:
     """(n_tokens, k) int32 ids of a `ffn_moe_topk` node, read by its strides.
 
     The node is a view of the whole argsort: its rows lie n_expert apart, not k.
     """
-    ne, nb = ggml.extents(address), ggml.strides(address)
-    return ggml.read_matrix(address, np.int32, (ne[1], ne[0]), (nb[1], nb[0]))
+    (k, n_tokens, *_), (step, row, *_) = ggml.extents(address), ggml.strides(address)
+    return ggml.read_matrix(address, np.int32, (n_tokens, k), (row, step))
 
 
 def read_weights(address: int, n_tokens: int, k: int) -> np.ndarray:
     """(n_tokens, k) float32 of a weights node shaped (1, k, n) or (k, n); NaN for any other."""
-    ne, nb = ggml.extents(address), ggml.strides(address)
     if ggml.is_float32(address):
+        ne, nb = ggml.extents(address), ggml.strides(address)
         if ne[:3] == [1, k, n_tokens]:
             return ggml.read_matrix(address, np.float32, (n_tokens, k), (nb[2], nb[1]))
         if ne[:3] == [k, n_tokens, 1]:

@@ -141,7 +141,7 @@ class NativeModel:
             batch.seq_id[index][0] = 0
             batch.logits[index] = outputs[index]
         if self._hook:
-            self._hook.begin()
+            self._hook.begin((len(tokens), sum(outputs)))
         llama_log.forget()
         status = self._llama.llama_decode(self._context, batch)
         if status == _ABORTED:
