@@ -68,7 +68,7 @@ def test_a_look_alike_that_becomes_the_stop_is_seen() -> None:
 def test_graphs_of_another_shape_begin_elsewhere() -> None:
     graph = Graph(6)
     names = [b"inp_embd", b"a", b"ffn_moe_weights-0", b"b", b"c", b"d"]
-    hook, seen = watching()
+    hook, _ = watching()
     for first in (0, 1, 0, 2, 1, 0):
         graph.name([*names[6 - first :], *names[: 6 - first]])
         hook.begin(("shape", first))

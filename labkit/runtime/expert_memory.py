@@ -193,7 +193,8 @@ class ExpertMemory:
         if self.userfault.fill_zero(page, PAGE):  # 0 if it came meanwhile
             self.orphaned.add(part.tensor.layer)
             self.on_orphan()
-            self.userfault.fill_zero(part.window.pages.base, part.window.pages.length)
+            for expert in part.window.experts_at(offset):
+                self.give_up(part, expert, None)
 
     def _on_tick(self) -> bool:
         """Whether somebody may sleep; ends the sleep on reads that do not end."""

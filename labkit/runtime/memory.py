@@ -159,10 +159,15 @@ class ExpertWindow(FileWindow):
             last -= 1
         return first * PAGE, (last + 1) * PAGE
 
+    def experts_at(self, offset: int) -> range:
+        """The experts that have bytes in the page of file `offset`."""
+        page = offset - offset % PAGE
+        low = max(0, (page - self.offset) // self.slice_bytes)
+        high = min(self.n_expert - 1, (page + PAGE - 1 - self.offset) // self.slice_bytes)
+        return range(low, high + 1)
+
     def _page_in_use(self, page: int, is_resident: Callable[[int], bool]) -> bool:
-        low = max(0, (page * PAGE - self.offset) // self.slice_bytes)
-        high = min(self.n_expert - 1, (page * PAGE + PAGE - 1 - self.offset) // self.slice_bytes)
-        return any(is_resident(expert) for expert in range(low, high + 1))
+        return any(map(is_resident, self.experts_at(page * PAGE)))
 
 
 def page_span(start: int, stop: int) -> tuple[int, int]:

@@ -85,15 +85,21 @@ class UserFault:
 
     def _fill(self, target: int, length: int, request: int, pack: Callable) -> int:
         at, end, filled = target, target + length, 0
+        piece = length
         while at < end:
-            form, *values = pack(at, end - at)
+            form, *values = pack(at, min(piece, end - at))
             error, done = self._try(request, form, *values, 0, 0)
-            if error == errno.EEXIST:  # a neighbour's read brought this page, with the same bytes
-                self.wake(at, PAGE)
-                at += PAGE
-            elif error in (0, errno.EAGAIN):
+            if error in (0, errno.EAGAIN):
                 at += max(done, 0)
                 filled += max(done, 0)
+            elif error == errno.ENOENT and piece > PAGE:
+                piece = PAGE  # one call fills within one mapping, and moved pages divide them
+            elif error in (errno.EEXIST, errno.ENOENT):
+                # The page is there (a neighbour's read brought it, with the same bytes), or nobody
+                # can sleep on it, since it was moved in whole.
+                if error == errno.EEXIST:
+                    self.wake(at, PAGE)
+                at += PAGE
             else:
                 raise OSError(error, f"filling memory: {os.strerror(error)}")
         return filled

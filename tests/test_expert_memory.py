@@ -1,0 +1,232 @@
+"""Slices arrive whole, their pages go round, and nobody sleeps for ever on what is not there."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from labkit import host
+from labkit.errors import ReadError
+from labkit.gguf_map import GGUFMap, open_gguf
+from labkit.policy import make_policy
+from labkit.runtime.expert_memory import ExpertMemory
+from labkit.runtime.frames import move_pages
+from labkit.runtime.memory import PAGE, PageRange
+from labkit.runtime.reader import FileReader
+from labkit.runtime.source import ExpertStreamSource, Overlap
+from labkit.runtime.userfault import UserFault
+
+needs_userfault = pytest.mark.skipif(
+    bool(host.userfaultfd_problem()), reason=str(host.userfaultfd_problem())
+)
+
+
+@pytest.fixture(params=["F32", "Q6_K"], ids=["slices of few pages", "slices of many pages"])
+def gguf(request: pytest.FixtureRequest, synth_model: Callable[..., Path]) -> GGUFMap:
+    return open_gguf(synth_model("qwen3moe", quant=request.param))
+
+
+@contextlib.contextmanager
+def streaming(
+    gguf: GGUFMap, n_entries: float, overlap: Overlap = "serial", **options
+) -> Iterator[ExpertStreamSource]:
+    """A source with room for so many entries, without a model that computes."""
+    memory = ExpertMemory(gguf, UserFault() if overlap == "userfaultfd" else None)
+    reader = FileReader(gguf.paths, **options)
+    entry_bytes = gguf.entry_bytes(gguf.moe_layers[0])
+    policy = make_policy("lru", int(n_entries * entry_bytes), {})
+    source = ExpertStreamSource(gguf, reader, policy, memory)
+    source.overlap = overlap
+    try:
+        yield source
+    finally:
+        reader.close()
+        memory.close()
+
+
+def slices_in_memory(source: ExpertStreamSource, layer: int, expert: int) -> list[bytes]:
+    """The bytes of each projection, read as compute would: by address, without the GIL."""
+    found = []
+    for part in source.memory._parts[layer]:
+        start, stop = part.window.span(expert)
+        copy = ctypes.create_string_buffer(stop - start)
+        ctypes.memmove(copy, part.window.address(start), stop - start)
+        found.append(copy.raw)
+    return found
+
+
+def slices_in_file(gguf: GGUFMap, layer: int, expert: int) -> list[bytes]:
+    found = []
+    for piece in gguf.expert(layer, expert):
+        with gguf.paths[piece.shard].open("rb") as file:
+            file.seek(piece.offset)
+            found.append(file.read(piece.nbytes))
+    return found
+
+
+@pytest.mark.parametrize("direct_io", [None, False], ids=["direct", "buffered"])
+@pytest.mark.parametrize(
+    "overlap", ["serial", "pipeline", pytest.param("userfaultfd", marks=needs_userfault)]
+)
+def test_whatever_goes_and_comes_the_bytes_are_the_files(
+    gguf: GGUFMap, overlap: Overlap, direct_io: bool | None
+) -> None:
+    rng = np.random.default_rng(3)
+    with streaming(gguf, 7.5, overlap, direct_io=direct_io) as source:
+        source.down_stops = frozenset(gguf.moe_layers)
+        for _ in range(120):
+            layer = int(rng.choice(gguf.moe_layers))
+            chosen = rng.choice(gguf.n_expert, 2, replace=False).tolist()
+            source.fetch(layer, chosen)
+            source.wait_for_down(layer)
+            for expert in chosen:
+                assert slices_in_memory(source, layer, expert) == slices_in_file(
+                    gguf, layer, expert
+                )
+            assert source.policy.resident_bytes <= source.policy.budget_bytes
+        source.settle()
+        # Pages at the ends of slices are shared: at most two beyond each slice's own.
+        n_slices = len(source.memory.resident) * 3
+        assert source.resident_bytes() <= source.policy.resident_bytes + n_slices * 2 * PAGE
+        assert not source.orphaned
+
+
+def test_pages_of_evicted_slices_are_read_into_again(synth_model: Callable[..., Path]) -> None:
+    gguf = open_gguf(synth_model("qwen3moe", quant="Q6_K"))
+    if not can_move():
+        pytest.skip("this system does not move pages (mremap with MREMAP_DONTUNMAP)")
+    layer = gguf.moe_layers[0]
+    with streaming(gguf, 2) as source:
+        source.fetch(layer, [0, 1])
+        for expert in range(2, gguf.n_expert, 2):
+            source.fetch(layer, [expert, expert + 1])
+        frames = [pool for pool in source.memory._pools.values() if pool._all]
+        held = sum(frame.resident_bytes() for pool in frames for frame in pool._all)
+        # The two entries' pages went round; frames keep the two pages at the ends of a slice.
+        n_frames = sum(len(pool._all) for pool in frames)
+        assert held <= n_frames * 2 * PAGE
+        source.make_room(0)
+        assert source.resident_bytes() == 0
+
+
+def can_move() -> bool:
+    source, target = PageRange(PAGE), PageRange(PAGE)
+    source.memory[:3] = b"abc"
+    moved = move_pages(source.base, target.base, PAGE)
+    assert not moved or bytes(target.memory[:3]) == b"abc"
+    source.close()
+    target.close()
+    return moved
+
+
+@needs_userfault
+def test_whoever_comes_early_sleeps_until_the_slice_is_there(gguf: GGUFMap) -> None:
+    layer = gguf.moe_layers[0]
+    with streaming(gguf, 8, "userfaultfd") as source:
+        real = source._reader._read_one
+
+        def late(request):
+            time.sleep(0.05)
+            return real(request)
+
+        source._reader._read_one = late  # a slow disk
+        source.fetch(layer, [0, 3])
+        assert slices_in_memory(source, layer, 3) == slices_in_file(gguf, layer, 3)
+        source.settle()
+        assert source.totals.wait_s > 0.02
+        assert not source.orphaned
+
+
+@needs_userfault
+def test_whoever_touches_what_nobody_reads_is_woken_and_the_layer_is_forgotten(
+    gguf: GGUFMap,
+) -> None:
+    layer = gguf.moe_layers[1]
+    stopped = threading.Event()
+    with streaming(gguf, 8, "userfaultfd") as source:
+        source.memory.on_orphan = stopped.set
+        source.fetch(layer, [0])
+        slices_in_memory(source, layer, 1)  # would sleep for ever
+        assert stopped.is_set()
+        source.settle()
+        assert source.orphaned == {layer}
+        assert (layer, 0) not in source.policy
+        source.fetch(layer, [0, 1])
+        for expert in (0, 1):
+            assert slices_in_memory(source, layer, expert) == slices_in_file(gguf, layer, expert)
+        source.settle()
+        assert not source.orphaned
+
+
+@pytest.mark.parametrize(
+    "overlap", ["serial", "pipeline", pytest.param("userfaultfd", marks=needs_userfault)]
+)
+def test_a_read_that_does_not_end_is_an_error_and_poisons_the_source(
+    gguf: GGUFMap, overlap: Overlap
+) -> None:
+    layer = gguf.moe_layers[0]
+    gate, stopped = threading.Event(), threading.Event()
+    with streaming(gguf, 8, overlap, slow_read_s=0.3) as source:
+        real = source._reader._read_one
+
+        def stuck(request):
+            gate.wait()
+            return real(request)
+
+        source._reader._read_one = stuck  # a disk that does not answer
+        source.memory.on_orphan = stopped.set
+        source.memory.slow_read = source._reader.slow_read
+        said = r"expert 2 in layer 0 .*has not ended after 0\.3 sec"
+        if overlap == "userfaultfd":
+            source.fetch(layer, [2])
+            slices_in_memory(source, layer, 2)  # sleeps, and is woken
+            assert stopped.is_set()
+            with pytest.raises(ReadError, match=said):
+                source.settle()
+        else:
+            with pytest.raises(ReadError, match=said):
+                source.fetch(layer, [2])
+        assert source.fault is not None
+        gate.set()
+        assert source._reader.close()
+
+
+def test_a_failed_read_leaves_nothing_that_counts_as_resident(
+    gguf: GGUFMap, tmp_path: Path
+) -> None:
+    layer = gguf.moe_layers[0]
+    with streaming(gguf, 8) as source:
+        source.fetch(layer, [0])
+        real = source._reader._files[0]
+        with (tmp_path / "empty").open("wb") as empty:
+            pass
+        with Path(empty.name).open("rb") as empty:
+            source._reader._files[0] = empty.fileno()
+            with pytest.raises(ReadError, match="the file ends at byte"):
+                source.fetch(layer, [1, 2])
+            source._reader._files[0] = real
+        assert (layer, 0) in source.policy
+        assert (layer, 1) not in source.policy
+        source.fetch(layer, [1, 2])
+        assert slices_in_memory(source, layer, 2) == slices_in_file(gguf, layer, 2)
+
+
+def test_what_is_read_ahead_is_a_hit_and_counted_apart(gguf: GGUFMap) -> None:
+    first, second = gguf.moe_layers[:2]
+    with streaming(gguf, 4) as source:
+        source.fetch(first, [0, 1])
+        source.prefetch(second, [4, 5], keep=[(first, 0), (first, 1)])
+        lookup = source.fetch(second, [4, 6])
+        assert lookup.hits == [(second, 4)]
+        assert slices_in_memory(source, second, 4) == slices_in_file(gguf, second, 4)
+        source.finish_reads()
+        source.settle()
+        assert source.totals.prefetch_hits == 1
+        assert 0 < source.totals.prefetch_bytes < source.totals.bytes_read
