@@ -23,6 +23,8 @@ def command(
     resident: options.Resident = False,
     lanes: options.Lanes = 4,
     direct_io: options.DirectIO = None,
+    overlap: options.Overlap = "auto",
+    prefill: options.Prefill = "auto",
     threads: options.Threads = None,
     n_ctx: options.ContextLength = None,
     temperature: options.Temperature = 0.0,
@@ -45,6 +47,8 @@ def command(
         cache_mib=cache_mib,
         lanes=lanes,
         direct_io=direct_io,
+        overlap=overlap,  # pyright: ignore[reportArgumentType] - the session checks it
+        prefill=prefill,  # pyright: ignore[reportArgumentType]
         threads=threads,
         n_ctx=n_ctx,
         temperature=temperature,
@@ -83,6 +87,8 @@ def _figures(session: Session, result: Generation, open_s: float) -> dict[str, A
         "resident_expert_bytes": session.resident_expert_bytes,
         "peak_memory_mib": None if peak is None else peak / 2**20,
         "reads": session.reader_note,
+        "overlap": session.overlap,
+        "overlap_note": session.overlap_note,
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,9 +15,42 @@ TokenIds = Annotated[
     str | None, typer.Option("--tokens", metavar="1,2,3", help="Token ids instead of a text.")
 ]
 Count = Annotated[int, typer.Option("-n", min=1, help="How many tokens to generate.")]
+
+
+def _cache_mib(text: str) -> float | str:
+    if text == "auto":
+        return text
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise typer.BadParameter(f"'{text}' is neither a number of MiB from 0 on nor auto")
+    return value
+
+
 CacheMib = Annotated[
-    float | None,
-    typer.Option(min=0, help="Budget for expert weights in MiB; 0 reads every expert anew."),
+    Any,
+    typer.Option(
+        parser=_cache_mib,
+        metavar="MIB|auto",
+        help="Budget for expert weights in MiB; 0 reads every expert anew, auto takes what memory "
+        "allows.",
+    ),
+]
+Overlap = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|serial|pipeline|userfaultfd",
+        help="How reads overlap with compute; auto tries and keeps the fastest.",
+    ),
+]
+Prefill = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|experts|layers",
+        help="How a prompt's experts come: one by one through the cache, or whole layers.",
+    ),
 ]
 Resident = Annotated[
     bool, typer.Option("--resident", help="No streaming: llama.cpp's own memory map.")

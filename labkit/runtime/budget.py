@@ -27,6 +27,17 @@ def default_cache_bytes(gguf: GGUFMap) -> int:
     return max(min(gguf.expert_bytes // 4, left // 2), layer_floor_bytes(gguf))
 
 
+def largest_cache_bytes(gguf: GGUFMap) -> int:
+    """As much as memory allows, at most all experts: what "auto" means.
+
+    Beside the dense weights it leaves an eighth of what can be used, and at least 256 MiB, for the
+    KV cache, compute buffers and everything else. It is at least the floor.
+    """
+    usable = usable_memory_bytes()
+    left = usable - gguf.dense_bytes - max(usable // 8, 256 * MIB)
+    return max(min(gguf.expert_bytes, left), layer_floor_bytes(gguf))
+
+
 def budget_warning(gguf: GGUFMap, cache_bytes: int) -> str | None:
     """What to warn of, if the budget is under the token cycle; None if it is not, or is 0.
 

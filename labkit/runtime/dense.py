@@ -7,8 +7,9 @@ rewrites the file: a page of a map that lost its file ends the process.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
+from labkit.errors import ReadError
 from labkit.gguf_map import GGUFMap, TensorInfo
 from labkit.runtime import ggml
 from labkit.runtime.memory import PAGE, FileWindow
@@ -63,6 +64,28 @@ class DenseWeights:
         )
         self.nbytes += sum(tensor.nbytes for tensor in run)
         return window
+
+
+def warm_dense(gguf: GGUFMap, names: Container[str]) -> int:
+    """Read the dense tensors once through the page cache, where llama.cpp's map finds them.
+
+    The system may take them back when memory is short. Returns the bytes read.
+
+    Raises:
+        ReadError: a file cannot be read.
+    """
+    done = 0
+    for run in _runs(tensor for tensor in gguf.tensors if tensor.name in names):
+        start, stop = run[0].offset, run[-1].offset + run[-1].nbytes
+        path = gguf.paths[run[0].shard]
+        try:
+            with path.open("rb", buffering=0) as file:
+                file.seek(start)
+                while start < stop and (got := len(file.read(min(_CHUNK, stop - start)))):
+                    start, done = start + got, done + got
+        except OSError as error:
+            raise ReadError(f"{path}: {run[0].name} cannot be read: {error.strerror}") from error
+    return done
 
 
 def _runs(tensors: Iterable[TensorInfo]) -> Iterable[list[TensorInfo]]:

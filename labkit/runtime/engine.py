@@ -7,14 +7,19 @@ import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from labkit.errors import LlamaError, OptionError, ReadError, StreamingRefusedError
 from labkit.gguf_map import GGUFMap, open_gguf
 from labkit.runtime import llama_log
-from labkit.runtime.budget import BudgetWarning, budget_warning, default_cache_bytes
+from labkit.runtime.budget import (
+    BudgetWarning,
+    budget_warning,
+    default_cache_bytes,
+    largest_cache_bytes,
+)
 from labkit.runtime.capture import GraphCapture
-from labkit.runtime.dense import DenseWeights
+from labkit.runtime.dense import DenseWeights, warm_dense
 from labkit.runtime.hook import RouterHook
 from labkit.runtime.interrupt import InterruptGuard
 from labkit.runtime.native import NativeModel
@@ -22,7 +27,7 @@ from labkit.runtime.recorder import Recorder
 from labkit.runtime.streaming import Streaming
 from labkit.runtime.trial import trial_load
 
-Dense = Literal["anonymous", "mmap"]
+Dense = Literal["anonymous", "warm", "mmap"]
 
 
 class Engine:
@@ -39,7 +44,7 @@ class Engine:
         path: str | Path,
         *,
         resident: bool,
-        cache_mib: float | None,
+        cache_mib: float | str | None,
         policy: str,
         lanes: int,
         direct_io: bool | None,
@@ -51,8 +56,8 @@ class Engine:
         n_ubatch: int,
         trial: bool,
     ) -> None:
-        if dense not in ("anonymous", "mmap"):
-            raise OptionError(f"dense is {dense!r}; it must be 'anonymous' or 'mmap'")
+        if dense not in get_args(Dense):
+            raise OptionError(f"dense is {dense!r}; it must be 'anonymous', 'warm' or 'mmap'")
         self.map: GGUFMap = open_gguf(path)
         self._stamps = [_stamp(shard) for shard in self.map.paths]
         self.streaming: Streaming | None = None
@@ -124,6 +129,8 @@ class Engine:
         if dense == "anonymous":
             weights = DenseWeights(self.map, streaming.reader, captured.dense)
             undo.callback(weights.close)
+        elif dense == "warm":
+            warm_dense(self.map, captured.dense)
 
     def graph(
         self,
@@ -207,13 +214,15 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _cache_bytes(gguf: GGUFMap, cache_mib: float | None) -> int:
+def _cache_bytes(gguf: GGUFMap, cache_mib: float | str | None) -> int:
     if cache_mib is None:
         cache_bytes = default_cache_bytes(gguf)
+    elif cache_mib == "auto":
+        cache_bytes = largest_cache_bytes(gguf)
     elif isinstance(cache_mib, (int, float)) and math.isfinite(cache_mib):
         cache_bytes = int(cache_mib * 2**20)
     else:
-        raise OptionError(f"cache_mib is {cache_mib!r}; it must be a number of MiB")
+        raise OptionError(f"cache_mib is {cache_mib!r}; it must be a number of MiB or 'auto'")
     if warning := budget_warning(gguf, cache_bytes):
         warnings.warn(warning, BudgetWarning, stacklevel=4)
     return cache_bytes

@@ -64,7 +64,7 @@ class OverlapTrial:
             self.current = ways[(ways.index(self.current) + 1) % len(ways)]
 
     def _choose(self) -> None:
-        medians = {way: median(walls) for way, walls in self._walls_s.items()}
+        medians: dict[Overlap, float] = {way: median(walls) for way, walls in self._walls_s.items()}
         best: Overlap = "serial"
         for way, wall_s in medians.items():
             if wall_s < medians[best] * _WORTH:

@@ -87,7 +87,8 @@ class Recorder:
         `fetch` is called with each layer's choice, before its experts are used; None where they
         are all there.
         """
-        self._turn, self._phase, self._path, self._fetch = turn, phase, path, fetch
+        self._turn, self._phase, self._fetch = turn, phase, fetch
+        self._path: Path = path
         self._positions = np.arange(position, position + len(outputs))
         self._output_positions = self._positions[np.asarray(outputs, bool)]
         self._routed: list[tuple[int, np.ndarray, np.ndarray, Sequence[Entry]]] = []

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -38,7 +38,8 @@ class Session:
         path: a GGUF file, any shard of a split model, or a directory with one model.
         resident: keep llama.cpp's own memory map; no streaming, but the routing is still traced.
         cache_mib: budget for expert weights in MiB. None takes a quarter of them, at most half of
-            the memory that is free; 0 turns the cache off: every token reads its experts anew.
+            the memory that is free; "auto" as much as memory allows; 0 turns the cache off: every
+            token reads its experts anew.
         policy: which entries stay in the cache; a name out of `labkit.policy.ONLINE`.
         lanes: reads under way at once.
         direct_io: past the page cache; None where the file system can. `reader_note` says which.
@@ -50,7 +51,8 @@ class Session:
             layers through two slots, which count in the budget; "auto" takes layers for batches
             so wide that they use nearly every expert, if two layers fit the budget.
         dense: where a streamed session keeps the weights that every token uses: "anonymous", a
-            copy that the system does not take back, or "mmap", llama.cpp's map of the file.
+            copy that the system does not take back, "mmap", llama.cpp's map of the file, or
+            "warm", that map after one read through the page cache.
         threads: compute threads; None is the number of physical cores.
         n_ctx: tokens of context; None is the model's own, at most 4096.
         n_ubatch: prompt tokens of one graph. Runs compare bit for bit at the same value only.
@@ -81,7 +83,7 @@ class Session:
         path: str | Path,
         *,
         resident: bool = False,
-        cache_mib: float | None = None,
+        cache_mib: float | Literal["auto"] | None = None,
         policy: str = "lru",
         lanes: int = 4,
         direct_io: bool | None = None,
