@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import pickle
+import random
 import re
 import shutil
 import signal
@@ -224,6 +225,26 @@ def test_ctrl_c_during_decode_keeps_the_finished_tokens(model: Path) -> None:
         assert session.trace.table["step"].max() == n_prompt + 4
         session.reset()
         assert session.generate(TEXT, 8, hash_logits=True).logits_sha256 == fresh_hash(model, TEXT)
+
+
+def test_a_hundred_interrupts_at_random_moments(model: Path) -> None:
+    rng = random.Random(8)
+    long = TEXT * 15
+    expected = fresh_hash(model, TEXT)
+    cut = 0
+    with Session(model, cache_mib=1, n_ctx=512, n_ubatch=32) as session:
+        for _ in range(100):
+            session.reset()
+            # By layers routed, not by time: in prefill as well as in decode, on any machine.
+            interrupt_after(session, rng.randrange(1, 80))
+            try:
+                session.generate(rng.choice([TEXT, long]), 6)
+            except KeyboardInterrupt:
+                cut += 1
+        session._engine.hook._on_routing = session._recorder.on_routing
+        session.reset()
+        assert session.generate(TEXT, 8, hash_logits=True).logits_sha256 == expected
+    assert cut > 60
 
 
 def test_interrupt_from_another_thread(model: Path) -> None:
