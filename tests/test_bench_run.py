@@ -16,10 +16,11 @@ from labkit.bench import cgroup
 from labkit.bench.cases import parse_cases
 from labkit.bench.report import bits_in_words
 from labkit.bench.result import BenchResult
-from labkit.bench.run import Event, Plan, run_bench
+from labkit.bench.run import Event, Plan, _run_case, _State, run_bench
 from labkit.bench.summary import identity
 from labkit.bundled import model_path
 from labkit.errors import BenchError, LabkitError, OptionError
+from labkit.gguf_map import open_gguf
 
 MAIN = "import sys; sys.argv[0] = 'labkit'; from labkit.cli import main; main()"
 
@@ -98,6 +99,16 @@ def test_more_rounds_go_on_where_the_first_ended(result: BenchResult, tmp_path: 
     assert "4 cases gave the same logits" in bits_in_words(more)
     with pytest.raises(BenchError, match="its n is 4, now it is 5"):
         run_bench(plan(cases, n=5), earlier=result)
+
+
+def test_a_session_follows_the_tokens_that_a_stock_run_chose() -> None:
+    # As when the session that was to choose them had failed.
+    settings = plan("mmap,stream-serial", n=8)
+    gguf, state = open_gguf(settings.model), _State([5, 90, 300], 256)
+    runs = [_run_case(settings, case, gguf, state) for case in settings.cases]
+    tokens = [[row["token"] for row in rows] for _, rows in runs]
+    assert tokens[0] == tokens[1]
+    assert runs[0][0]["digests"] == runs[1][0]["digests"]
 
 
 def test_time_that_is_up_ends_a_run_but_not_before_one_measured_token() -> None:

@@ -99,6 +99,7 @@ class _State:
     prompt: list[int]
     n_ctx: int
     turns: list[list[int]] | None = None
+    greedy: bool = False  # the tokens are the most likely ones, for a stock case chose them
     runs: list[dict[str, Any]] = field(default_factory=list)
     tokens: list[dict[str, Any]] = field(default_factory=list)
 
@@ -150,6 +151,7 @@ def run_bench(
             if on_run:
                 on_run(Event(number, last, case.name, run))
         facts |= {"notes": list(dict.fromkeys(notes + watch.notes())), "turns": state.turns}
+        facts["greedy"] = state.greedy
         result = BenchResult.of(facts, state.runs, state.tokens)
         if on_round:
             on_round(result)
@@ -166,6 +168,7 @@ def _begin(plan: Plan, gguf: GGUFMap, earlier: BenchResult | None, facts: dict[s
                 )
         prompt = earlier.facts["prompt_tokens"]
         state = _State(prompt, _context(plan, prompt), earlier.facts["turns"])
+        state.greedy = bool(earlier.facts.get("greedy"))
         state.runs, state.tokens = earlier.records()
     else:
         prompt = _prompt_tokens(plan, gguf)
@@ -197,7 +200,7 @@ def _run_case(
         "case": case.to_json(), "model": str(gguf.paths[0]), "prompt": state.prompt,
         "n": plan.n, "warmup": plan.warmup, "seconds": plan.seconds, "turns": state.turns,
         "threads": plan.threads, "n_ctx": state.n_ctx, "n_ubatch": plan.n_ubatch,
-        "temperature": plan.temperature, "seed": plan.seed,
+        "temperature": 0.0 if state.greedy else plan.temperature, "seed": plan.seed,
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         group = None
@@ -216,7 +219,7 @@ def _run_case(
         status = "out of memory" if answer["kind"] == "out of memory" else "failed"
         return {**run, "status": status, "reason": answer["reason"]}, []
     if state.turns is None and case.about.exact:
-        state.turns = answer["turns"]
+        state.turns, state.greedy = answer["turns"], case.about.stock
     return {**run, **_figures(answer)}, answer["tokens"]
 
 
