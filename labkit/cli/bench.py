@@ -35,7 +35,8 @@ def command(
         typer.Option(
             metavar="100,200,...",
             help="Budgets for expert weights in MiB, each streamed case once for each; 0 is no "
-            "cache, auto what fits the memory limit. Without it labkit's default.",
+            "cache, auto as much as fits. Without it auto under a memory limit, else a quarter of "
+            "the experts.",
         ),
     ] = None,
     memory_limit_mib: Annotated[
@@ -87,9 +88,10 @@ def command(
     if memory_limit_pct is not None:
         limit = limit_from_pct(model, memory_limit_pct)
     names = cases.split(",") if cases else default_cases(limited=limit is not None)
-    budgets: list[CacheMib] = (
-        [parse_budget(b) for b in cache_mib.split(",")] if cache_mib else [None]
-    )
+    default: CacheMib = None if limit is None else "auto"
+    budgets: list[CacheMib] = [default]
+    if cache_mib:
+        budgets = [parse_budget(b) for b in cache_mib.split(",")]
     plan = Plan(
         model, tuple(parse_cases(names, budgets)), rounds=rounds, n=n, warmup=warmup,
         seconds=seconds, prompt=given, memory_limit_mib=limit, threads=threads,
