@@ -232,7 +232,7 @@ def test_a_hundred_interrupts_at_random_moments(model: Path) -> None:
     long = TEXT * 15
     expected = fresh_hash(model, TEXT)
     cut = 0
-    with Session(model, cache_mib=1, n_ctx=512, n_ubatch=32) as session:
+    with Session(model, cache_mib=1, n_ctx=512, n_ubatch=64, direct_io=False) as session:
         for _ in range(100):
             session.reset()
             # By layers routed, not by time: in prefill as well as in decode, on any machine.
