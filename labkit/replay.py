@@ -144,12 +144,12 @@ def _run(asked: Demand, policies: list[CachePolicy]) -> list[_Run]:
         tokens = choices[number].tolist() if number in choices else None
         for place, policy, hit, gone in each:
             if tokens is None:
-                found = policy.lookup(batch, size)
+                found, missed, dropped = policy.lookup(batch, size)
             else:
-                found = policy.request(layers[number], tokens, size)
-            hit.append(len(found.hits))
-            gone.append(len(found.evicted))
-            if policy.resident_bytes > peaks[place]:
+                found, missed, dropped = policy.request(layers[number], tokens, size)
+            hit.append(len(found))
+            gone.append(len(dropped))
+            if missed and policy.resident_bytes > peaks[place]:
                 peaks[place] = policy.resident_bytes
     found = zip(hits, evicted, peaks, strict=True)
     return [_Run(np.array(h, np.int64), np.array(e, np.int64), peak) for h, e, peak in found]

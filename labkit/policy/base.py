@@ -52,6 +52,10 @@ class CachePolicy(Protocol):
         """Forget an entry whose bytes never arrived."""
         ...
 
+    def evict(self) -> Entry | None:
+        """Drop the entry that would go next; None when there is none."""
+        ...
+
     def __contains__(self, entry: Entry) -> bool: ...
 
 
@@ -137,7 +141,7 @@ class Cache(ABC):
             self._awaited.discard(entry)
 
     def evict(self) -> Entry | None:
-        """Drop the entry that the policy would drop next; None when there is none."""
+        """See `CachePolicy.evict`."""
         dropped = self._shrink(self.resident_bytes - 1, ())
         return dropped[0] if dropped else None
 

@@ -27,11 +27,10 @@ class Echo(Cache):
         self._forecast = forecast or Forecast(n_layers)
         self._number = -1
         self._choices: Sequence[int] = ()
-        self._rows: dict[int, int] = {}
-        self._layers: list[int] = []
-        self._scores = np.zeros((max(n_layers, 1), 1), np.float32)
-        self._absent = np.full(self._scores.shape, np.inf, np.float32)  # 0 where resident
-        self._rank = self._scores + self._absent
+        # By layer and expert, as in the forecast: the score of what is resident, infinity for what
+        # is not; and 0 and infinity.
+        self._rank = self._absent = np.zeros((0, 0), np.float32)
+        self._flat_rank = self._rank.ravel()
 
     def request(self, layer: int, experts: Iterable[int], entry_bytes: int) -> Lookup:
         """See `CachePolicy.request`; `experts` token by token tell more than distinct ones."""
@@ -41,55 +40,47 @@ class Echo(Cache):
     def _begin(self, wanted: Sequence[Entry]) -> None:
         if not wanted:
             return
-        layer = wanted[0][0]
-        choices = self._choices or [expert for _, expert in wanted]
-        self._choices = ()
         self._number += 1
-        scores = self._forecast.scores(self._number, layer, choices)
-        row = self._row(layer, len(scores))
-        self._scores[row, : len(scores)] = scores
-        np.add(self._scores[row], self._absent[row], out=self._rank[row])
+        row = self._forecast.learn(self._number, wanted, self._choices)
+        self._choices = ()
+        table = self._table()
+        np.add(table[row], self._absent[row], out=self._rank[row])
 
     def _use(self, entries: list[Entry]) -> None:
         pass
 
     def _add(self, entries: list[Entry]) -> None:
-        for layer, expert in entries:
-            row = self._row(layer, expert + 1)
-            self._absent[row, expert] = 0
-            self._rank[row, expert] = self._scores[row, expert]
+        row = self._forecast.row(entries[0][0], max(entries)[1])
+        scores, rank, absent = self._table()[row], self._rank[row], self._absent[row]
+        for _, expert in entries:
+            rank[expert] = scores[expert]
+            absent[expert] = 0
 
     def _victim(self, kept: Collection[Entry]) -> Entry:
-        rank = self._rank.reshape(-1)
+        rank, layers, width = self._flat_rank, self._forecast.layers, self._rank.shape[1]
         aside = []
         while True:
             place = int(rank.argmin())
-            row, expert = divmod(place, self._rank.shape[1])
-            entry = (self._layers[row], expert)
+            entry = (layers[place // width], place % width)
             if entry not in kept:
                 break
             aside.append((place, rank[place]))
             rank[place] = np.inf
-        for other, value in aside:
-            rank[other] = value
-        self._forget(entry)
+        for other, score in aside:
+            rank[other] = score
+        self._absent[place // width, place % width] = rank[place] = np.inf
         return entry
 
     def _forget(self, entry: Entry) -> None:
-        layer, expert = entry
-        row = self._rows[layer]
-        self._absent[row, expert] = self._rank[row, expert] = np.inf
+        place = (self._forecast.row(*entry), entry[1])
+        self._rank[place] = self._absent[place] = np.inf
 
-    def _row(self, layer: int, experts: int) -> int:
-        """The place of a layer, made if there was none, with space for its experts."""
-        row = self._rows.get(layer)
-        if row is None:
-            row = self._rows[layer] = len(self._layers)
-            self._layers.append(layer)
-        layers, known = self._rank.shape
-        if row >= layers or experts > known:
-            more = ((0, max(row + 1 - layers, 0)), (0, max(experts - known, 0)))
-            self._scores = np.pad(self._scores, more)
-            self._absent = np.pad(self._absent, more, constant_values=np.inf)
-            self._rank = np.pad(self._rank, more, constant_values=np.inf)
-        return row
+    def _table(self) -> np.ndarray:
+        """The forecast's scores, with space for the like of them here."""
+        table = self._forecast.table
+        if table.shape != self._rank.shape:
+            layers, experts = self._rank.shape
+            absent, rank = np.full((2, *table.shape), np.inf, np.float32)
+            absent[:layers, :experts], rank[:layers, :experts] = self._absent, self._rank
+            self._absent, self._rank, self._flat_rank = absent, rank, rank.reshape(-1)
+        return table

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from labkit.policy.base import Entry
+
+_LASTS = 64.0  # tokens after which what a text was about begins to be forgotten
 _SHARPNESS = 20.0  # how much more a token counts whose routing is more like the present
 _LATER = 0.3  # worth of what was used two tokens after such a moment, beside one token after
 _TIE = 1e-9  # so that of experts without a vote the one used last is expected first
@@ -17,7 +20,7 @@ class Forecast:
     Each of the last `window` tokens has a vote for the experts that it used. The vote is the sum of
     two, of which each is one for all tokens together:
 
-    - by recency: in proportion to 1 / age in tokens;
+    - by recency: in proportion to exp(-age / 64) / age, in tokens;
     - by likeness: in proportion to exp(20 x similarity) of the token *before* it to the present
       one (and three tenths of that for the token before that). The similarity of two tokens is the
       share of experts that they have in common, averaged over layers, the last ones counting most
@@ -31,11 +34,17 @@ class Forecast:
     Args:
         n_layers: MoE layers of the model.
         window: tokens remembered, at least 3. Memory is 8 bytes x window x layers x experts.
+
+    Attributes:
+        table: (layers, experts) float32, the latest scores, in the order in which layers came up.
+        layers: their numbers, row by row.
     """
 
     def __init__(self, n_layers: int, window: int = 256) -> None:
         n_layers = max(n_layers, 1)
-        self._rows: dict[int, int] = {}  # place of a layer in the arrays, by its number
+        self.table = np.zeros((n_layers, 1), np.float32)
+        self.layers: list[int] = []
+        self._rows: dict[int, int] = {}
         # 1 where a token chose an expert. The newest token is at `_newest`, the one before it at
         # the next place: a view from there on goes by age, and room for newer ones is before it.
         self._used = np.zeros((n_layers, 1, 2 * window), np.float32)
@@ -46,37 +55,55 @@ class Forecast:
         self._weight = _SHARPNESS / n_layers
         self._window = window
         self._seen = 0  # tokens so far
-        self._last_row = n_layers
+        self._last_layer = -1
         self._k = 0  # experts of one token
-        self._recency = (1 / np.arange(1, window + 1)).astype(np.float32)
+        ages = np.arange(1, window + 1)
+        self._recency = (np.exp(-ages / _LASTS) / ages).astype(np.float32)
         self._recency_sum = np.cumsum(self._recency)
         self._number = -1
-        self._scores = np.zeros(0, np.float32)
 
-    def scores(self, number: int, layer: int, choices: Sequence[int]) -> np.ndarray:
-        """Learn what a batch of `layer` chose, and score the layer's experts for its next turn.
+    def learn(self, number: int, wanted: Sequence[Entry], choices: Sequence[int] = ()) -> int:
+        """Learn what a batch asked for, and score its layer's experts for their next turn.
 
         Several caches that go through the same batches in step can share one forecast: it learns
-        from the first that asks about batch `number`.
+        from the first that tells it of batch `number`.
 
         Args:
             number: of the batch, counted from 0.
-            choices: experts of every token of the batch, token by token.
+            wanted: its distinct entries; at least one.
+            choices: experts of every token of the batch, token by token, if there are several.
 
-        Returns (at least the highest expert seen + 1,) float32.
+        Returns the layer's row in `table`.
         """
+        row = self._rows.get(wanted[0][0], -1)
         if number != self._number:
             self._number = number
-            self._scores = self._learn(layer, choices)
-        return self._scores
+            choices = choices or [expert for _, expert in wanted]
+            row = self.row(wanted[0][0], max(choices))
+            self.table[row] = self._learn(row, choices)
+        return row
 
-    def _learn(self, layer: int, choices: Sequence[int]) -> np.ndarray:
-        row = self._rows.setdefault(layer, len(self._rows))
-        self._make_space(row, max(choices))
+    def row(self, layer: int, expert: int) -> int:
+        """The row of `layer` in `table`, which is made to hold it and `expert`."""
+        row = self._rows.get(layer)
+        if row is None:
+            row = self._rows[layer] = len(self.layers)
+            self.layers.append(layer)
+        layers, experts = self.table.shape
+        if row >= layers or expert >= experts:
+            more = max(row + 1 - layers, 0), max((1 << expert.bit_length()) - experts, 0)
+            add = ((0, more[0]), (0, more[1]))
+            self.table = np.pad(self.table, add)
+            self._last_use = np.pad(self._last_use, add)
+            self._used = np.pad(self._used, (*add, (0, 0)))
+        return row
+
+    def _learn(self, row: int, choices: Sequence[int]) -> np.ndarray:
         n = self._tokens(choices)
-        if row <= self._last_row:
+        layer = self.layers[row]
+        if layer <= self._last_layer or not self._seen:
             self._step(n)
-        self._last_row = row
+        self._last_layer = layer
         by_age = self._used[row, :, self._newest : self._newest + self._window]
         last = choices
         if n > 1:
@@ -123,14 +150,6 @@ class Forecast:
             most = range(len(set(choices)), 0, -1)
             self._k = next(k for k in most if n % k == 0 and _distinct(choices, k))
         return n // self._k
-
-    def _make_space(self, row: int, expert: int) -> None:
-        layers, experts, _ = self._used.shape
-        if row < layers and expert < experts:
-            return
-        more = (max(row + 1 - layers, 0), max((1 << expert.bit_length()) - experts, 0))
-        self._used = np.pad(self._used, ((0, more[0]), (0, more[1]), (0, 0)))
-        self._last_use = np.pad(self._last_use, ((0, more[0]), (0, more[1])))
 
 
 def _distinct(choices: Sequence[int], k: int) -> bool:

@@ -3,16 +3,61 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Sequence
+import operator
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from labkit.policy.base import Cache, Entry
 
-_CLOCK = 2**48 - 1  # the low bits of a rank: when the entry was used last
+_CLOCK = 2**48 - 1  # the low bits of LFU's rank: when the entry was used last
 _MOST_DOUBLINGS = 500  # of a weight before all are scaled back, far from what a float holds
 
 
-class LFU(Cache):
+class _Ranked(Cache):
+    """The entry of the lowest rank goes first; a heap finds it.
+
+    A subclass keeps `_rank`, also of what is not resident. A rank may grow unseen by the heap,
+    which is put right when the entry comes to its top; when one falls, the entry is pushed again.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        super().__init__(budget_bytes)
+        self._rank: dict[Entry, Any] = {}
+        self._heap: list[tuple[Any, Entry]] = []
+
+    def _push(self, entries: Iterable[Entry]) -> None:
+        heap, rank = self._heap, self._rank
+        for entry in entries:
+            heapq.heappush(heap, (rank[entry], entry))
+
+    def _victim(self, kept: Collection[Entry]) -> Entry:
+        heap, rank, sizes = self._heap, self._rank, self._sizes
+        aside = []
+        while True:
+            known, entry = heap[0]
+            now = rank[entry]
+            if known < now and entry in sizes:
+                heapq.heapreplace(heap, (now, entry))
+                continue
+            heapq.heappop(heap)
+            if entry in kept:
+                aside.append(entry)
+            elif known == now and entry in sizes:  # else it has gone, or was pushed again since
+                break
+        if aside:
+            self._push(aside)
+        return entry
+
+    def _forget(self, entry: Entry) -> None:
+        self._rebuild(without=entry)
+
+    def _rebuild(self, without: Entry | None = None) -> None:
+        """Make the heap anew, with each resident entry once."""
+        self._heap = [(self._rank[entry], entry) for entry in self._sizes if entry != without]
+        heapq.heapify(self._heap)
+
+
+class LFU(_Ranked):
     """The entry with the fewest uses goes first; among equals the one used longest ago.
 
     Uses are counted from the start and survive an eviction, so a new entry does not lose its past.
@@ -20,50 +65,26 @@ class LFU(Cache):
 
     def __init__(self, budget_bytes: int) -> None:
         super().__init__(budget_bytes)
-        self._rank: dict[Entry, Any] = {}  # uses, then the time of the last one, in one number
-        self._heap: list[tuple[Any, Entry]] = []  # ranks as they were when the entry was pushed
         self._clock = 0
 
     def _count(self, entries: list[Entry]) -> None:
         rank, clock = self._rank, self._clock
         for entry in entries:
             clock += 1
-            rank[entry] = (rank.get(entry, 0) | _CLOCK) + 1 + clock  # one use more, and now
+            # Uses, and below them the time of the last one, in one number: one use more, and now.
+            rank[entry] = (rank.get(entry, 0) | _CLOCK) + 1 + clock
         self._clock = clock
 
     _use = _count
 
     def _add(self, entries: list[Entry]) -> None:
         self._count(entries)
-        for entry in entries:
-            heapq.heappush(self._heap, (self._rank[entry], entry))
+        self._push(entries)
 
     def _admit(self, entries: list[Entry]) -> None:
         for entry in entries:
-            heapq.heappush(self._heap, (self._rank.setdefault(entry, 0), entry))
-
-    def _victim(self, kept: Collection[Entry]) -> Entry:
-        # A rank only grows, so one that is out of date is corrected when it comes to the top.
-        heap, rank, sizes = self._heap, self._rank, self._sizes
-        aside = []
-        while True:
-            known, entry = heap[0]
-            if entry not in sizes:
-                heapq.heappop(heap)
-            elif known != rank[entry]:
-                heapq.heapreplace(heap, (rank[entry], entry))
-            elif entry in kept:
-                aside.append(heapq.heappop(heap))
-            else:
-                heapq.heappop(heap)
-                break
-        for item in aside:
-            heapq.heappush(heap, item)
-        return entry
-
-    def _forget(self, entry: Entry) -> None:
-        self._heap = [item for item in self._heap if item[1] != entry]
-        heapq.heapify(self._heap)
+            self._rank.setdefault(entry, 0)
+        self._push(entries)
 
 
 class LRFU(LFU):
@@ -90,8 +111,7 @@ class LRFU(LFU):
         if doublings > _MOST_DOUBLINGS:
             scale = 2.0**-doublings
             self._rank = {entry: rank * scale for entry, rank in self._rank.items()}
-            self._heap = [(self._rank[entry], entry) for entry in self._sizes]
-            heapq.heapify(self._heap)
+            self._rebuild()
             self._doublings += doublings
             doublings = 0.0
         self._weight = 2.0**doublings
@@ -104,7 +124,7 @@ class LRFU(LFU):
     _use = _count
 
 
-class Belady(Cache):
+class Belady(_Ranked):
     """The optimum: what is needed again last goes first. It must know the future, so it is offline.
 
     No policy hits more when all entries are of one size (Belady, 1966). With sizes that differ
@@ -119,51 +139,27 @@ class Belady(Cache):
         super().__init__(budget_bytes)
         self._next_uses = next_uses
         self._batch = -1
-        self._wanted: Sequence[Entry] = ()
-        self._next: dict[Entry, int] = {}
-        self._heap: list[tuple[int, Entry]] = []
 
     def _begin(self, wanted: Sequence[Entry]) -> None:
         self._batch += 1
         if self._batch >= len(self._next_uses):
             raise ValueError(f"batch {self._batch} is not in the future that Belady was given")
-        self._wanted = wanted
+        coming = self._next_uses[self._batch]
+        self._rank.update(zip(wanted, map(operator.neg, coming), strict=True))
+        self._push([entry for entry in wanted if entry in self._sizes])
+        if len(self._heap) > 4 * len(self._sizes) + 1000:
+            self._rebuild()  # uses that have passed would pile up below the ones to come
 
-    def _note(self, entries: list[Entry]) -> None:
-        """Learn the next use of what was just used."""
-        heap, coming = self._heap, self._next
-        coming.update(zip(self._wanted, self._next_uses[self._batch], strict=True))
-        for entry in entries:
-            heapq.heappush(heap, (-coming[entry], entry))
-        if len(heap) > 4 * len(self._sizes) + 1000:
-            # Uses that have passed would pile up below the ones to come.
-            self._heap = [(-coming[entry], entry) for entry in self._sizes]
-            heapq.heapify(self._heap)
+    def _use(self, entries: list[Entry]) -> None:
+        pass
 
-    _use = _note
-    _add = _note
+    def _add(self, entries: list[Entry]) -> None:
+        self._push(entries)
 
     def _admit(self, entries: list[Entry]) -> None:
         for entry in entries:  # what has never been used may be needed at once
-            heapq.heappush(self._heap, (-self._next.setdefault(entry, self._batch), entry))
-
-    def _victim(self, kept: Collection[Entry]) -> Entry:
-        heap, coming, sizes = self._heap, self._next, self._sizes
-        aside = []
-        while True:
-            item = heapq.heappop(heap)
-            entry = item[1]
-            if entry in kept:
-                aside.append(item)
-            elif entry in sizes and coming[entry] == -item[0]:
-                break
-        for item in aside:
-            heapq.heappush(heap, item)
-        return entry
-
-    def _forget(self, entry: Entry) -> None:
-        self._heap = [item for item in self._heap if item[1] != entry]
-        heapq.heapify(self._heap)
+            self._rank.setdefault(entry, -self._batch)
+        self._push(entries)
 
 
 def next_uses(batches: Sequence[Sequence[Entry]]) -> list[list[int]]:

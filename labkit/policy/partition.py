@@ -74,6 +74,11 @@ class Partition:
         own.discard(entry)
         self.resident_bytes += own.resident_bytes - before
 
+    def evict(self) -> Entry | None:
+        """See `CachePolicy.evict`: of the layer used last, whose next turn is the furthest away."""
+        dropped = self._take(1)
+        return dropped[0] if dropped else None
+
     def __contains__(self, entry: Entry) -> bool:
         own = self._layers.get(entry[0])
         return own is not None and entry in own

@@ -24,7 +24,10 @@ class LRU(Cache):
         pass  # a new key of an ordered dict is its newest
 
     def _victim(self, kept: Collection[Entry]) -> Entry:
-        return next(entry for entry in self._order if entry not in kept)
+        for entry in self._order:
+            if entry not in kept:
+                return entry
+        raise AssertionError("more entries than are kept, so one can go")
 
     def _forget(self, entry: Entry) -> None:
         pass
