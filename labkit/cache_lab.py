@@ -27,7 +27,8 @@ def record(
     Errors are those of `Session`.
     """
     traces, hits, misses = [], 0, 0
-    with Session(path, cache_mib=cache_mib, policy=policy) as session:
+    # Whole layers would stream past the cache, and the replay is about the cache.
+    with Session(path, cache_mib=cache_mib, policy=policy, prefill="experts") as session:
         for prompt in prompts:
             session.reset()
             generation = session.generate(prompt, n_tokens)

@@ -18,9 +18,12 @@ PROMPT = "In the beginning the list was empty, and the first of the names was wr
 @pytest.mark.parametrize("policy", ONLINE)
 def test_live_and_replay_agree_exactly(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     decided: list[Lookup] = []
-    with Session(model_path(), cache_mib=1.5, policy=policy, trial=False) as session:
-        source = session._engine.source
-        assert source is not None
+    with Session(
+        model_path(), cache_mib=1.5, policy=policy, prefill="experts", trial=False
+    ) as session:
+        streaming = session._engine.streaming
+        assert streaming is not None
+        source = streaming.source
         ask = source.policy.request
 
         def note(layer: int, experts: Iterable[int], entry_bytes: int) -> Lookup:
