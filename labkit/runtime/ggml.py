@@ -66,11 +66,13 @@ def llama() -> ModuleType:
     Raises:
         SeamError: llama-cpp-python is absent or its library cannot be loaded.
     """
-    # A thread that waits for the others at the end of a node spins for under a millisecond, then
-    # sleeps. Sleeping at once makes a small model many times slower (futex calls at each of its
-    # thousand nodes); spinning for ever takes the core from the lanes that read.
+    # A thread that waits for the others at the end of a node spins for some microseconds, then
+    # sleeps. Sleeping at once halves a large model's speed on idle cores (futex calls at each of a
+    # thousand nodes) and is 20 times slower for a toy; spinning longer takes the core from lanes
+    # and neighbours. Milliseconds a token on two cores, idle and with one busy neighbour, by
+    # count: 0 70, 70; 300 36, 75; 1000 35, 83; 10000 37, 179.
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
         import llama_cpp.llama_cpp as module
     except (ImportError, OSError, RuntimeError) as error:
