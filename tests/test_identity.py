@@ -4,8 +4,8 @@ The reference is llama.cpp without any callback of labkit. Every architecture th
 llama.cpp builds runs with the cache off, with one that evicts and with one that holds all. Ten
 that differ most run with every expert type, as one file and as three shards, under settings
 (lanes, direct or buffered reads, cache, overlap, prefill path) that rotate, so that each setting
-meets each of the ten and each type; with LABKIT_FULL=1 the whole product runs. Slices of many pages,
-whose pages are moved and not copied, have a test of their own.
+meets each of the ten and each type; with LABKIT_FULL=1 the whole product runs. The Q4_K and Q6_K
+models have slices of many pages, which are moved and not copied.
 """
 
 from __future__ import annotations
