@@ -66,6 +66,7 @@ def draw(rng: random.Random) -> dict:
         "lanes": rng.choice([1, 2, 4, 8]),
         "overlap": rng.choice(ways),
         "prefill": rng.choice(["experts", "auto"]),
+        "prefetch": rng.choice([None, "previous"]),
         "policy": rng.choice(list(ONLINE)),
         "direct_io": rng.choice([None, False]),
         "n_ubatch": rng.choice(WIDTHS),

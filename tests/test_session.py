@@ -18,7 +18,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -29,9 +28,11 @@ from labkit.errors import BudgetError, LlamaError, OptionError, ReadError, Sessi
 from labkit.gguf_map import open_gguf
 from labkit.runtime import BudgetWarning, Session, budget
 from labkit.runtime.budget import layer_floor_bytes
+from labkit.runtime.engine import Dense
 from labkit.runtime.hook import AbortFlag
 from labkit.runtime.interrupt import InterruptGuard
 from labkit.runtime.memory import PAGE, process_memory
+from labkit.runtime.overlap import OverlapChoice
 
 TEXT = "In the beginning God created the heaven and the earth."
 
@@ -641,8 +642,21 @@ def test_a_file_that_changes_while_open_is_noticed(
             session.generate(" And", 8)
 
 
-@pytest.mark.parametrize("dense", ["anonymous", "mmap"])
-def test_dense_weights_in_either_place(model: Path, dense: Literal["anonymous", "mmap"]) -> None:
+@pytest.mark.filterwarnings("ignore::labkit.runtime.BudgetWarning")
+@pytest.mark.parametrize("overlap", ["serial", "pipeline", "auto"])
+def test_reading_ahead_changes_no_bit_and_is_counted(model: Path, overlap: OverlapChoice) -> None:
+    expected = fresh_hash(model, TEXT, resident=True)
+    for cache_mib in (0.3, 1, 3):
+        with Session(model, cache_mib=cache_mib, prefetch="previous", overlap=overlap) as session:
+            result = session.generate(TEXT, 8, hash_logits=True)
+            assert result.logits_sha256 == expected
+            if cache_mib == 0.3:  # below the token cycle all that the next layer used is gone
+                assert sum(step.prefetch_bytes for step in result.steps) > 0
+                assert sum(step.prefetch_hits for step in result.steps) > 0
+
+
+@pytest.mark.parametrize("dense", ["anonymous", "warm", "mmap"])
+def test_dense_weights_in_every_place(model: Path, dense: Dense) -> None:
     assert fresh_hash(model, TEXT, dense=dense) == fresh_hash(model, TEXT, resident=True)
 
 

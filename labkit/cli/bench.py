@@ -27,7 +27,7 @@ def command(
             metavar="A,B,...",
             help="What takes turns: resident, mmap, mmap-random, repack, traced, stream, "
             "stream-serial, stream-pipeline, stream-userfaultfd; a streamed one also as "
-            "stream:lanes=8:prefetch=router. Without it all that make sense here.",
+            "stream:lanes=8:prefetch=previous. Without it all that make sense here.",
         ),
     ] = None,
     cache_mib: Annotated[

@@ -50,6 +50,7 @@ class Engine:
         direct_io: bool | None,
         overlap: str,
         prefill: str,
+        prefetch: str | None,
         dense: Dense,
         threads: int | None,
         n_ctx: int | None,
@@ -72,6 +73,7 @@ class Engine:
                     direct_io=direct_io,
                     overlap=overlap,
                     prefill=prefill,
+                    prefetch=prefetch,
                 )
                 undo.callback(self.streaming.close)
             if trial:

@@ -22,7 +22,7 @@ from labkit.runtime.interrupt import InterruptGuard
 from labkit.runtime.overlap import OverlapChoice
 from labkit.runtime.recorder import Mark
 from labkit.runtime.steps import Generation, TokenStep
-from labkit.runtime.streaming import Prefill
+from labkit.runtime.streaming import Prefetch, Prefill
 from labkit.runtime.text import Sampler, TextStream, Tokenizer
 from labkit.trace import RouteTrace
 
@@ -50,6 +50,9 @@ class Session:
         prefill: how a prompt's experts come: "experts" through the expert cache, "layers" whole
             layers through two slots, which count in the budget; "auto" takes layers for batches
             so wide that they use nearly every expert, if two layers fit the budget.
+        prefetch: "previous" reads, while a layer computes, what the next layer used for the token
+            before and is no longer there; None reads only what was asked for. It helps where the
+            budget is below the token cycle, if at all: hits that it brings are counted apart.
         dense: where a streamed session keeps the weights that every token uses: "anonymous", a
             copy that the system does not take back, "mmap", llama.cpp's map of the file, or
             "warm", that map after one read through the page cache.
@@ -89,6 +92,7 @@ class Session:
         direct_io: bool | None = None,
         overlap: OverlapChoice = "auto",
         prefill: Prefill = "auto",
+        prefetch: Prefetch = None,
         dense: Dense = "anonymous",
         threads: int | None = None,
         n_ctx: int | None = None,
@@ -112,6 +116,7 @@ class Session:
                 direct_io=direct_io,
                 overlap=overlap,
                 prefill=prefill,
+                prefetch=prefetch,
                 dense=dense,
                 threads=threads,
                 n_ctx=n_ctx,

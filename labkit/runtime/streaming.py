@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -23,6 +24,7 @@ from labkit.runtime.steps import Path
 from labkit.runtime.userfault import UserFault
 
 Prefill = Literal["auto", "experts", "layers"]
+Prefetch = Literal["previous"] | None
 
 
 class Streaming:
@@ -31,7 +33,7 @@ class Streaming:
     Args:
         gguf: the model's map; `require_streamable` has passed.
         cache_bytes: the budget for expert weights.
-        policy, lanes, direct_io, overlap, prefill: as for `Session`.
+        policy, lanes, direct_io, overlap, prefill, prefetch: as for `Session`.
 
     Attributes:
         source: the expert cache.
@@ -52,13 +54,19 @@ class Streaming:
         direct_io: bool | None,
         overlap: str,
         prefill: str,
+        prefetch: str | None,
     ) -> None:
         if prefill not in ("auto", "experts", "layers"):
             raise OptionError(f"prefill is {prefill!r}; it must be auto, experts or layers")
+        if prefetch not in (None, "previous"):
+            raise OptionError(f"prefetch is {prefetch!r}; it must be None or 'previous'")
         self.overlap = OverlapTrial(overlap)
         self.cache_bytes = cache_bytes
         self._gguf = gguf
         self._prefill = prefill
+        self._prefetch = prefetch
+        self._next_layer = dict(pairwise(gguf.moe_layers))
+        self._last_choice: dict[int, list[int]] = {}
         self.layers: PrefillPath | None = None
         self._path: Path = "cache"
         self._addresses: dict[str, int] = {}
@@ -127,7 +135,19 @@ class Streaming:
             assert self.layers
             self.layers.at_layer(layer)
             return [(layer, expert) for expert in np.unique(experts).tolist()]
-        return self.source.fetch(layer, experts.ravel().tolist()).misses
+        chosen = experts.ravel().tolist()
+        missing = self.source.fetch(layer, chosen).misses
+        if self._prefetch and len(experts) == 1:
+            self._read_ahead(layer, chosen)
+        return missing
+
+    def _read_ahead(self, layer: int, chosen: list[int]) -> None:
+        """Start to read what the next layer used for the token before."""
+        self._last_choice[layer] = chosen
+        coming = self._next_layer.get(layer)
+        if coming in self._last_choice:
+            keep = [(layer, expert) for expert in chosen]
+            self.source.prefetch(coming, self._last_choice[coming], keep)
 
     def end_graph(self, *, whole: bool, n_left: int) -> None:
         """Call after each graph, whatever became of it. Raises ReadError."""
