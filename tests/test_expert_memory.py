@@ -165,6 +165,19 @@ def test_whoever_touches_what_nobody_reads_is_woken_and_the_layer_is_forgotten(
         assert not source.orphaned
 
 
+@needs_userfault
+def test_whoever_touches_what_came_and_was_taken_away_is_woken(gguf: GGUFMap) -> None:
+    layer = gguf.moe_layers[1]
+    with streaming(gguf, 8, "userfaultfd") as source:
+        for _ in range(20):  # the watcher may look early or late
+            source.fetch(layer, [0, 3])
+            assert slices_in_memory(source, layer, 0) == slices_in_file(gguf, layer, 0)
+            source._forget_reads()  # as after a read that failed, in the same graph
+            slices_in_memory(source, layer, 0)  # would sleep for ever
+            source.settle()
+            assert source.orphaned == {layer}
+
+
 @pytest.mark.parametrize(
     "overlap", ["serial", "pipeline", pytest.param("userfaultfd", marks=needs_userfault)]
 )

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from labkit.runtime.memory import PAGE
 from labkit.runtime.userfault import UserFault
 
 _LOOK_S = 0.25
@@ -22,7 +23,7 @@ class SleepWatch:
 
     Args:
         userfault: where they are told.
-        look: called with the page's address at a sleep on what has not come since `slept_s`.
+        look: called with the page's address at a sleep on what has not come, or is gone again.
         tick: called while somebody may sleep, a few times a second; returns whether one may.
     """
 
@@ -33,6 +34,7 @@ class SleepWatch:
         self._look, self._tick = look, tick
         self._sleeps: list[tuple[float, int]] = []
         self._arrivals: list[tuple[int, int, float]] = []
+        self._asked: set[int] = set()
         # A sleep that is long over may still be told of, when its page may be gone again. So all
         # that was told is looked at before arrivals are forgotten, by one thread at a time.
         self._lock = threading.Lock()
@@ -52,6 +54,7 @@ class SleepWatch:
             self._look_at_sleeps()
             arrivals, self._arrivals = sorted(self._arrivals), []
             sleeps, self._sleeps = self._sleeps, []
+            self._asked.clear()
         starts = [start for start, _, _ in arrivals]
         spans = []
         for began_s, address in sleeps:
@@ -73,11 +76,27 @@ class SleepWatch:
             timeout_s = _LOOK_S if self._tick() else None
 
     def _look_at_sleeps(self) -> None:
-        now = time.perf_counter()
-        for address in self._userfault.take_sleeps():
-            self._sleeps.append((now, address))
-            if not any(start <= address < stop for start, stop, _ in list(self._arrivals)):
-                self._look(address)
+        """Look at each sleep on what did not come; ask again where it came, and may be gone.
+
+        What came in this graph may have been taken away since, after a failed read. A sleep on it
+        that is long over and one that lasts look alike, so its page's sleepers are woken: only one
+        that is still there goes to sleep again, and is told of anew.
+        """
+        doubtful = set()
+        while addresses := self._userfault.take_sleeps():
+            now = time.perf_counter()
+            for address in addresses:
+                self._sleeps.append((now, address))
+                if address in self._asked or not self._has_arrived(address):
+                    self._look(address)
+                else:
+                    doubtful.add(address)
+        for address in doubtful:
+            self._asked.add(address)
+            self._userfault.wake(address - address % PAGE, PAGE)
+
+    def _has_arrived(self, address: int) -> bool:
+        return any(start <= address < stop for start, stop, _ in list(self._arrivals))
 
 
 def _union_s(spans: list[tuple[float, float]]) -> float:
