@@ -195,7 +195,7 @@ def test_a_read_that_does_not_end_is_an_error_and_poisons_the_source(
 
         source._reader._read_one = stuck  # a disk that does not answer
         source.memory.on_orphan = stopped.set
-        source.memory.slow_read = source._reader.slow_read
+        source.memory.look_for_stuck = source._reader.look_for_stuck
         said = r"expert 2 in layer 0 .*has not ended after 0\.3 sec"
         if overlap == "userfaultfd":
             source.fetch(layer, [2])
@@ -206,9 +206,55 @@ def test_a_read_that_does_not_end_is_an_error_and_poisons_the_source(
         else:
             with pytest.raises(ReadError, match=said):
                 source.fetch(layer, [2])
-        assert source.fault is not None
+        assert source._reader.stuck is not None
         gate.set()
         assert source._reader.close()
+
+
+@needs_userfault
+def test_a_read_that_ends_after_compute_was_woken_is_an_error_all_the_same(gguf: GGUFMap) -> None:
+    layer = gguf.moe_layers[0]
+    gate, stopped = threading.Event(), threading.Event()
+    with streaming(gguf, 8, "userfaultfd", slow_read_s=0.3) as source:
+        real = source._reader._read_one
+
+        def late(request):
+            gate.wait()
+            return real(request)
+
+        source._reader._read_one = late
+        source.memory.on_orphan = stopped.set
+        source.memory.look_for_stuck = source._reader.look_for_stuck
+        source.fetch(layer, [2])
+        slices_in_memory(source, layer, 2)
+        assert stopped.is_set()
+        gate.set()
+        with pytest.raises(ReadError, match="has not ended"):
+            source.settle()
+
+
+def test_a_read_ahead_that_fails_takes_what_was_asked_for_with_it(gguf: GGUFMap) -> None:
+    first, second = gguf.moe_layers[:2]
+    gate = threading.Event()
+    with streaming(gguf, 4) as source:
+        source.fetch(first, [0, 1])
+        real = source._reader._read_one
+
+        def failing(request):
+            gate.wait()
+            raise source._reader._error(request, "the system says: Input/output error")
+
+        source._reader._read_one = failing
+        source.prefetch(second, [4, 5], keep=[(first, 0), (first, 1)])
+        threading.Timer(0.1, gate.set).start()  # so that the read is still under way when met
+        with pytest.raises(ReadError, match="Input/output error"):
+            source.fetch(second, [4, 6])
+        source._reader._read_one = real
+        for expert in (4, 5, 6):
+            assert (second, expert) not in source.policy
+        source.fetch(second, [4, 6])
+        for expert in (4, 6):
+            assert slices_in_memory(source, second, expert) == slices_in_file(gguf, second, expert)
 
 
 def test_a_failed_read_leaves_nothing_that_counts_as_resident(

@@ -262,7 +262,7 @@ def test_closing_from_another_thread_ends_a_generation(model: Path) -> None:
 
     def close_soon() -> None:
         threading.Thread(target=session.close).start()
-        while not session._closing:
+        while not session._gate.closing:
             pass
 
     at_layer(session, 9, close_soon)
@@ -522,10 +522,10 @@ def test_a_session_is_neither_copied_nor_pickled_nor_taken_over_by_a_fork(model:
         for copier in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(TypeError, match="neither copied nor pickled"):
                 copier(session)
-        session._pid += 1
+        session._gate._pid += 1
         with pytest.raises(SessionError, match="forked from"):
             session.generate(TEXT, 1)
-        session._pid -= 1
+        session._gate._pid -= 1
 
 
 # Budgets
@@ -603,6 +603,49 @@ def reads_fail_from(session: Session, call: int) -> Iterator[None]:
         reader.submit = submit
         os.dup2(kept, reader._files[0])
         os.close(kept)
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_a_read_that_does_not_end_during_a_prompt_by_layers(model: Path, lanes: int) -> None:
+    gate = threading.Event()
+    with Session(model, cache_mib=20, prefill="layers", lanes=lanes) as session:
+        assert session._engine.streaming
+        reader = session._engine.streaming.reader
+        reader.slow_read_s = 0.3
+        real = reader._read_one
+
+        def stuck(request):
+            if "layer 3" in request.what:
+                gate.wait()
+            return real(request)
+
+        reader._read_one = stuck
+        with pytest.raises(ReadError, match=r"layer 3 .* has not ended after 0\.3 seconds"):
+            session.generate(TEXT * 4, 2)
+        with pytest.raises(SessionError, match="in doubt"):
+            session.generate(TEXT, 2)
+        gate.set()
+
+
+def test_a_prompt_that_ends_between_its_graphs_leaves_nothing_to_the_next(model: Path) -> None:
+    def fail(_: object) -> None:
+        raise ValueError("a callback of the user")
+
+    prompt = TEXT * 6
+    options: dict = {"n_ubatch": 32, "all_logits": True, "n_ctx": 512}
+    expected = fresh_hash(model, prompt, resident=True, **options)
+    with Session(model, cache_mib=20, prefill="layers", **options) as session:
+        session.on_logits = fail
+        with pytest.raises(ValueError, match="of the user"):
+            session.generate(prompt, 2)
+        session.on_logits = None
+        assert session.generate(prompt, 8, hash_logits=True).logits_sha256 == expected
+        table = session.prefill_layers
+        n_graphs = -(-len(session.prefill_steps) // 32)
+        assert table["chunk"].tolist() == sorted(table["chunk"])
+        assert len(table) == len(session.map.moe_layers) * (
+            n_graphs - (len(session.prefill_steps) % 32 == 1)
+        )
 
 
 def test_a_file_that_is_emptied_during_a_graph_ends_in_an_error(

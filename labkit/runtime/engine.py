@@ -193,6 +193,11 @@ class Engine:
                 streaming.end_graph(whole=whole, n_left=n_left)
         return whole
 
+    def forget_prompt(self) -> None:
+        """The graphs that were to follow the last one will not."""
+        if self.streaming:
+            self.streaming.leave_layers()
+
     def _check_files(self) -> None:
         """Weights that are read later must come from the file that was opened."""
         for path, stamp in zip(self.map.paths, self._stamps, strict=True):

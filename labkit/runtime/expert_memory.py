@@ -35,7 +35,7 @@ class ExpertMemory:
         resident: entries whose slices are there or being read.
         orphaned: layers that computed with a slice which nobody reads, since `forget_orphans`.
         on_orphan: called on another thread when that happens, before the sleeper goes on.
-        slow_read: what to say of a read that does not end, or None; asked while somebody sleeps.
+        look_for_stuck: whether a read does not end; asked while somebody may sleep.
     """
 
     def __init__(self, gguf: GGUFMap, userfault: UserFault | None = None) -> None:
@@ -43,7 +43,7 @@ class ExpertMemory:
         self.resident: set[Entry] = set()
         self.orphaned: set[int] = set()
         self.on_orphan: Callable[[], None] = lambda: None
-        self.slow_read: Callable[[], object] = lambda: None
+        self.look_for_stuck: Callable[[], object] = lambda: None
         self._landings: set[_Landing] = set()
         self._watch: SleepWatch | None = None
         self._parts: dict[int, list[_Part]] = {}
@@ -198,7 +198,7 @@ class ExpertMemory:
 
     def _on_tick(self) -> bool:
         """Whether somebody may sleep; ends the sleep on reads that do not end."""
-        if self._landings and self.slow_read():
+        if self._landings and self.look_for_stuck():
             self.on_orphan()
             for landing in list(self._landings):
                 self.give_up(landing.part, landing.expert, None)

@@ -113,11 +113,12 @@ class PrefillPath:
                 f"llama.cpp computes layer {layer} where labkit expected another: this graph does "
                 "not go through its layers in order. Open the model with prefill='experts'."
             )
-        batch = self._batches.pop(turn)
+        batch = self._batches[turn]
         self._turn += 1
         # The layer before this one is done, so its slot is free: its reads queue behind ours.
         self._start(turn + 1)
         read_bytes = self._reader.finish(batch)
+        del self._batches[turn]
         self._left_s = time.perf_counter()
         wait_s = self._left_s - begin
         self._totals.wait_s += wait_s
@@ -133,15 +134,13 @@ class PrefillPath:
 
     def stop(self) -> None:
         """Wait for what is still being read, and forget it."""
-        while self._batches:
-            _, batch = self._batches.popitem()
-            while not batch.wait(self._reader.slow_read_s):
-                pass
+        while self._batches and self._reader.drain(next(iter(self._batches.values()))):
+            del self._batches[next(iter(self._batches))]
 
     def release(self) -> None:
-        """Give the slots' memory back to the system."""
+        """Give the slots' memory back to the system, unless a read is stuck in it."""
         self.stop()
-        if self._arena:
+        if self._arena and not self._batches:
             self._arena.release()
 
     def close(self) -> None:

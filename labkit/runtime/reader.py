@@ -103,6 +103,7 @@ class FileReader:
         slow_read_s: a wait for reads gives up when one takes longer.
 
     Attributes:
+        stuck: a read that took too long; the memory that it reads into stays in doubt.
         on_error: called on a lane with the first failure of a read, before its target hears of it.
 
     Raises:
@@ -122,6 +123,7 @@ class FileReader:
         self.paths = list(paths)
         self.lanes = lanes
         self.slow_read_s = slow_read_s
+        self.stuck: ReadError | None = None
         self.on_error: Callable[[ReadError], None] | None = None
         self._files: list[int] = []
         self.direct_io, self.direct_io_note = _choose_direct_io(self.paths, direct_io)
@@ -161,9 +163,8 @@ class FileReader:
             ReadError: the first failure, after every read of the batch has ended; or a read that
                 takes longer than `slow_read_s`, which is then still under way.
         """
-        while not batch.wait(self.slow_read_s / 4):
-            if slow := self.slow_read():
-                raise slow
+        if not self.drain(batch) and self.stuck:
+            raise self.stuck
         if batch.error:
             raise batch.error
         return batch.bytes_read
@@ -172,15 +173,22 @@ class FileReader:
         """Do all reads and return, when the last is in place, the bytes read. See `finish`."""
         return self.finish(self.submit(requests))
 
-    def slow_read(self) -> ReadError | None:
-        """What to say of a read that takes too long; None if there is none."""
+    def drain(self, batch: Batch) -> bool:
+        """Wait until a batch has ended, well or not; False if a read is stuck."""
+        while not batch.wait(self.slow_read_s / 4):
+            if self.look_for_stuck():
+                return batch.done
+        return True
+
+    def look_for_stuck(self) -> ReadError | None:
+        """Note in `stuck` a read that takes too long, if there is one, and return it."""
         limit = time.perf_counter() - self.slow_read_s
         for began_s, request in list(self._under_way.values()):
-            if began_s < limit:
-                return self._error(
+            if began_s < limit and not self.stuck:
+                self.stuck = self._error(
                     request, f"the read has not ended after {self.slow_read_s:g} seconds"
                 )
-        return None
+        return self.stuck
 
     @property
     def busy_s(self) -> float:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import operator
-import os
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +16,7 @@ import pandas as pd
 
 from labkit.errors import SessionError
 from labkit.runtime.engine import Dense, Engine
+from labkit.runtime.gate import Gate
 from labkit.runtime.interrupt import InterruptGuard
 from labkit.runtime.overlap import OverlapChoice
 from labkit.runtime.recorder import Mark
@@ -138,14 +137,11 @@ class Session:
         self._abort = self._engine.hook.abort
         self.n_ctx = self._model.n_ctx
         self._tokenizer = Tokenizer(self._model, self.map.has_tokenizer)
-        self._lock = threading.Lock()
-        self._closed = self._closing = False
+        self._gate = Gate()
         self._interrupted = False
         self._logits_ready = False
         self._turn = -1
         self._stream_id = 0
-        self._pid = os.getpid()
-        self._at_work: int | None = None
         self._digest: Any = None
 
     @property
@@ -176,12 +172,12 @@ class Session:
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text, with what the model wants at its start."""
-        self._check_open()
+        self._gate.check_open()
         return self._tokenizer.encode(text, start=True)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of token ids."""
-        self._check_open()
+        self._gate.check_open()
         pieces = map(self._tokenizer.piece, self._tokenizer.check(tokens))
         return b"".join(pieces).decode("utf-8", "replace")
 
@@ -218,7 +214,7 @@ class Session:
             )
         if not tokens and not self._logits_ready:
             raise SessionError("The last step was interrupted: give a prompt to go on from.")
-        with self._exclusive():
+        with self._gate.entered():
             self._stream_id += 1
             self._interrupted = False
             self._abort.clear()
@@ -247,7 +243,7 @@ class Session:
 
     def reset(self) -> None:
         """Forget the conversation and its trace; the expert cache stays warm."""
-        with self._exclusive():
+        with self._gate.entered():
             self._stream_id += 1
             self._forget()
             self._recorder.restart()
@@ -256,20 +252,11 @@ class Session:
 
     def close(self) -> None:
         """Give everything back. A running step is ended first; a second call does nothing."""
-        if self._closed or self._pid != os.getpid():
-            return
-        if self._at_work == threading.get_ident():
-            raise SessionError(
-                "This session is inside a step of this very thread (a callback or a signal "
-                "handler calls close). Close it when the step is over."
-            )
-        self._closing = True
-        self.interrupt()
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._sampler.close()
-                self._engine.close()
+        self._gate.close(self.interrupt, self._give_back)
+
+    def _give_back(self) -> None:
+        self._sampler.close()
+        self._engine.close()
 
     def __enter__(self) -> Session:
         return self
@@ -278,14 +265,14 @@ class Session:
         self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
+        if hasattr(self, "_gate"):
             self.close()
 
     def __reduce__(self) -> str:
         raise TypeError("A session can be neither copied nor pickled; open a second one.")
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        self._check_open()
+        self._gate.check_open()
         if isinstance(prompt, str):
             return self._tokenizer.encode(prompt, start=self.n_past == 0) if prompt else []
         return self._tokenizer.check(prompt)
@@ -352,6 +339,7 @@ class Session:
             yield
         except BaseException:
             self._recorder.rewind(mark)
+            self._engine.forget_prompt()
             self.prefill_steps = []
             self._logits_ready = False
             if self._model.rewind(position):
@@ -377,7 +365,7 @@ class Session:
 
         If `interrupt` was called, KeyboardInterrupt; for a signal, whatever its handler raises.
         """
-        with self._exclusive():
+        with self._gate.entered():
             if stream_id != self._stream_id:
                 raise SessionError("Another generation began on this session; this one is over.")
             with InterruptGuard(self._abort):
@@ -391,31 +379,7 @@ class Session:
             self._check_stopped()
 
     def _check_stopped(self) -> None:
-        if self._closing:
+        if self._gate.closing:
             raise SessionError("This session was closed in another thread while it was at work.")
         if self._interrupted:
             raise KeyboardInterrupt
-
-    @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        self._check_open()
-        if not self._lock.acquire(blocking=False):
-            raise SessionError(
-                "This session is at work in another thread. Wait for it, or open a second session."
-            )
-        try:
-            self._at_work = threading.get_ident()
-            self._check_open()
-            yield
-        finally:
-            self._at_work = None
-            self._lock.release()
-
-    def _check_open(self) -> None:
-        if self._pid != os.getpid():
-            raise SessionError(
-                "This session was opened by the process that this one was forked from, and its "
-                "threads stayed there. Open a session in this process."
-            )
-        if self._closed:
-            raise SessionError("This session is closed. Open a new one.")

@@ -41,7 +41,6 @@ class ExpertStreamSource:
             "pipeline" can wait for them there; in others it waits for all at once.
         totals: sums since opening.
         orphaned: layers of the last graph that computed with a slice nobody was reading.
-        fault: a read that does not end; nothing may be computed after it.
     """
 
     def __init__(
@@ -52,7 +51,6 @@ class ExpertStreamSource:
         self.overlap: Overlap = "serial"
         self.down_stops: frozenset[int] = frozenset()
         self.totals = Totals()
-        self.fault: ReadError | None = None
         self.orphaned: set[int] = set()
         self._reader = reader
         self._n_expert = gguf.n_expert
@@ -74,10 +72,7 @@ class ExpertStreamSource:
         lookup = self.policy.request(layer, experts, self._entry_bytes[layer])
         self.totals.hits += len(lookup.hits)
         self.totals.misses += len(lookup.misses)
-        if self._unmet:
-            self._meet(lookup.hits, lookup.evicted)
-        if lookup.misses or lookup.evicted:
-            self.memory.evict(lookup.evicted, lookup.misses)
+        self._make_way(lookup, lookup.hits)
         if lookup.misses:
             self._read(layer, lookup.misses)
         self.totals.manage_s += time.perf_counter() - begin - (self.totals.wait_s - waited_s)
@@ -95,8 +90,7 @@ class ExpertStreamSource:
         wanted = [(layer, expert) for expert in experts]
         lookup = self.policy.admit(wanted, self._entry_bytes[layer], keep)
         if lookup.misses:
-            self._meet((), lookup.evicted)
-            self.memory.evict(lookup.evicted, lookup.misses)
+            self._make_way(lookup, ())
             batch = self._reader.submit(self.memory.requests(lookup.misses), urgent=False)
             pending = _Pending(batch, lookup.misses)
             self._ahead.append(pending)
@@ -119,6 +113,8 @@ class ExpertStreamSource:
         """
         try:
             self._collect(0)
+            if self._reader.stuck:  # it may have ended since, but compute was woken before
+                raise self._reader.stuck
         finally:
             busy_s = self._reader.busy_s
             self.totals.read_s += busy_s - self._busy_s
@@ -140,6 +136,19 @@ class ExpertStreamSource:
     def resident_bytes(self) -> int:
         """Bytes of expert memory that the kernel holds for this source (not our own sum)."""
         return self.memory.resident_bytes()
+
+    def _make_way(self, lookup: Lookup, hits: Collection[Entry]) -> None:
+        """Take the pages of what goes, once no read ahead of need is under way into them."""
+        try:
+            if self._unmet:
+                self._meet(hits, lookup.evicted)
+        except ReadError:
+            for entry in lookup.misses:
+                self.policy.discard(entry)
+            self.memory.evict(lookup.evicted, ())
+            raise
+        if lookup.misses or lookup.evicted:
+            self.memory.evict(lookup.evicted, lookup.misses)
 
     def _splits(self, layer: int) -> bool:
         return self.overlap == "pipeline" and layer in self.down_stops
@@ -185,11 +194,8 @@ class ExpertStreamSource:
         begin = time.perf_counter()
         try:
             self._reader.finish(pending.batch)
-        except ReadError as error:
-            if pending.batch.done:
-                self._forget_reads()
-            else:
-                self.fault = error
+        except ReadError:
+            self._forget_reads()
             raise
         finally:
             self.totals.wait_s += time.perf_counter() - begin
@@ -199,8 +205,8 @@ class ExpertStreamSource:
         pendings = [*self._asked, *self._ahead]
         self._asked, self._ahead, self._unmet = [], [], {}
         for pending in pendings:
-            while not pending.batch.wait(self._reader.slow_read_s):
-                pass
+            if not self._reader.drain(pending.batch):
+                return  # nothing is computed any more, so nothing that is forgotten matters
             for entry in pending.entries:
                 self.policy.discard(entry)
             self.memory.evict(pending.entries, ())

@@ -105,7 +105,7 @@ class Streaming:
         """`stop` is called, on any thread, when the graph that runs must not go on."""
         self.reader.on_error = lambda _: stop()
         self._memory.on_orphan = stop
-        self._memory.slow_read = self.reader.slow_read
+        self._memory.look_for_stuck = self.reader.look_for_stuck
 
     def begin_graph(self, phase: str, n_tokens: int, n_left: int) -> Path:
         """Make ready for a graph; `n_left` tokens of the same prompt will follow in others.
@@ -113,10 +113,10 @@ class Streaming:
         Raises:
             SessionError: an earlier read did not end.
         """
-        if self.source.fault:
+        if self.reader.stuck:
             raise SessionError(
                 "A read of this session did not end, so its memory is in doubt. Close it and open "
-                f"the model again. {self.source.fault}"
+                f"the model again. {self.reader.stuck}"
             )
         self.source.overlap = self.overlap.current
         if phase == "prefill" and self._by_layers(n_tokens):
@@ -126,7 +126,7 @@ class Streaming:
             self._path = "layers"
             self.layers.begin(more=self._by_layers(min(n_tokens, n_left)))
         else:
-            self._leave_layers()
+            self.leave_layers()
         return self._path
 
     def fetch(self, layer: int, experts: np.ndarray) -> Sequence[Entry]:
@@ -155,7 +155,7 @@ class Streaming:
             assert self.layers
             self.layers.end(whole=whole)
             if not whole or not n_left:
-                self._leave_layers()
+                self.leave_layers()
         self.source.settle()
 
     def close(self) -> None:
@@ -181,7 +181,8 @@ class Streaming:
         wide = n_tokens * uses >= 4 * gguf.n_expert
         return wide and self.layers.nbytes <= self.cache_bytes
 
-    def _leave_layers(self) -> None:
+    def leave_layers(self) -> None:
+        """Experts come through the cache again; the two slots' memory goes back."""
         if self._path == "layers" and self.layers:
             self._path = "cache"
             self.layers.release()
