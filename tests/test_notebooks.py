@@ -30,6 +30,14 @@ def test_it_says_what_it_found_and_leaves_its_tables(run: NotebookRun):
         assert len(pd.read_csv(run.executed.parent / name))
 
 
+@pytest.mark.parametrize("path", lab_notebooks(), ids=lambda path: path.stem)
+def test_cells_are_short_for_logic_lives_in_labkit(path: Path):
+    for number, cell in enumerate(nbformat.read(path, as_version=4).cells):
+        if cell.cell_type == "code":
+            assert len(cell.source.splitlines()) <= 25, f"cell {number}"
+            assert not cell.outputs
+
+
 def test_it_is_small_and_its_figures_show_on_a_page_without_scripts(run: NotebookRun):
     assert run.executed.stat().st_size < 2**20
     outputs = [
