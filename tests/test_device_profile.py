@@ -160,7 +160,7 @@ def test_bad_bytes_are_refused_in_words(raw: bytes, message: str, tmp_path: Path
 def test_unknown_names_and_files_are_told_with_the_nearest(tmp_path: Path):
     with pytest.raises(DeviceError, match="Did you mean 'oneplus-15r'"):
         load_profile("oneplus15r")
-    with pytest.raises(DeviceError, match=r"absent\.json: the profile cannot be read"):
+    with pytest.raises(DeviceError, match=r"absent\.json: the device profile cannot be read"):
         load_profile(tmp_path / "absent.json")
     with pytest.raises(DeviceError, match="cannot be read"):
         load_profile(tmp_path)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from labkit.cli import options
 from labkit.cli.prefill import parse_counts
 
 if TYPE_CHECKING:
@@ -17,13 +18,7 @@ _SMALL_BYTES = 256 * 2**20
 
 
 def command(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A GGUF file (its header is enough), the JSON of a shape, or a published shape's "
-            "name such as qwen3-30b-a3b."
-        ),
-    ],
+    model: options.ModelOrShape,
     device: Annotated[
         str, typer.Option(metavar="PROFILE", help="A profile's name or JSON file.")
     ] = "oneplus-15r",

@@ -10,6 +10,13 @@ import typer
 ModelPath = Annotated[
     Path, typer.Argument(help="A GGUF file, any shard of a split model, or their directory.")
 ]
+ModelOrShape = Annotated[
+    str,
+    typer.Argument(
+        help="A GGUF file (its header is enough), the JSON of a shape, or a published shape's "
+        "name such as qwen3-30b-a3b."
+    ),
+]
 Prompt = Annotated[str | None, typer.Option("-p", "--prompt", help="The text to go on from.")]
 TokenIds = Annotated[
     str | None, typer.Option("--tokens", metavar="1,2,3", help="Token ids instead of a text.")

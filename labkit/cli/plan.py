@@ -8,17 +8,13 @@ from typing import Annotated, Literal
 
 import typer
 
+from labkit.cli import options
+
 OWN_PROFILE = Path("device.json")
 
 
 def command(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A GGUF file (its header is enough), the JSON of a shape, or a published shape's "
-            "name such as qwen3-30b-a3b."
-        ),
-    ],
+    model: options.ModelOrShape,
     device: Annotated[
         str | None,
         typer.Option(

@@ -22,6 +22,7 @@ import numpy as np
 from labkit.bundled import DATA_DIR
 from labkit.device.figures import FIGURES, HOW, REQUIRED
 from labkit.errors import DeviceError
+from labkit.json_file import read_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -193,17 +194,7 @@ def load_profile(device: str | Path) -> DeviceProfile:
 def read_profile(path: str | Path) -> DeviceProfile:
     """A profile from a JSON file; see `load_profile` for what it raises."""
     path = Path(path)
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise DeviceError(f"{path}: the profile cannot be read: {error.strerror}") from error
-    if len(raw) > _MAX_BYTES:
-        raise DeviceError(f"{path}: over {_MAX_BYTES >> 20} MiB; this is no device profile.")
-    try:
-        value = json.loads(raw.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise DeviceError(f"{path}: not JSON ({error}), so no device profile.") from error
+    value = read_json(path, what="device profile", most_bytes=_MAX_BYTES, error=DeviceError)
     return parse_profile(value, str(path))
 
 

@@ -14,7 +14,6 @@ an architecture of llama.cpp whose cache the model has, where llama.cpp does not
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from typing import Any
 
 from labkit.bundled import DATA_DIR
 from labkit.errors import SheetError
+from labkit.json_file import read_json
 from labkit.sheet.keys import MAX_LAYERS, Keys
 
 FORMAT = "labkit-shape 1"
@@ -217,17 +217,8 @@ def _texts(value: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
 
 
 def _read_json(path: Path) -> Any:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise SheetError(f"{path}: cannot be read: {error.strerror}.") from error
-    if len(raw) > _MAX_BYTES:
-        raise SheetError(f"{path}: over {_MAX_BYTES >> 20} MiB; this is no description of a model.")
-    try:
-        return json.loads(raw.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise SheetError(f"{path}: not JSON ({error}).") from error
+    what = "description of a model"
+    return read_json(path, what=what, most_bytes=_MAX_BYTES, error=SheetError)
 
 
 @cache
