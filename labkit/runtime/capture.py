@@ -26,12 +26,14 @@ class GraphCapture:
             last of the layer's `ffn_moe_weights...` nodes, so that one stop gives ids and weights.
         down_nodes: name of the node just before a layer's down projections are computed -> layer.
             A layer where that node has no name of its own is left out.
+        nodes: addresses of all nodes in the graph's order; they hold until the next graph is built.
     """
 
     experts: dict[str, int] = field(default_factory=dict)
     dense: dict[str, set[int]] = field(default_factory=dict)
     sync_nodes: dict[bytes, int] = field(default_factory=dict)
     down_nodes: dict[bytes, int] = field(default_factory=dict)
+    nodes: list[int] = field(default_factory=list)
     _previous: bytes = b""
     _names: set[bytes] = field(default_factory=set)
     _routing_node: bytes = b""
@@ -44,6 +46,7 @@ class GraphCapture:
         Raises:
             StreamingRefusedError: the graph uses expert weights in a way that cannot be streamed.
         """
+        self.nodes.append(address)
         node = ggml.tensor_at(address)
         name = node.name
         if name.startswith(TOPK_PREFIX):
