@@ -18,6 +18,11 @@ def layer_floor_bytes(gguf: GGUFMap) -> int:
     return max(gguf.entry_bytes(layer) * gguf.experts_used(layer) for layer in gguf.moe_layers)
 
 
+def widest_layer_bytes(gguf: GGUFMap) -> int:
+    """Bytes of all experts of the largest layer, which a wide batch of a prompt uses at once."""
+    return max(gguf.entry_bytes(layer) * gguf.n_expert for layer in gguf.moe_layers)
+
+
 def default_cache_bytes(gguf: GGUFMap) -> int:
     """A quarter of the expert weights, at most half of what memory is left beside the dense ones.
 
@@ -41,6 +46,9 @@ def largest_cache_bytes(gguf: GGUFMap) -> int:
 def budget_warning(gguf: GGUFMap, cache_bytes: int) -> str | None:
     """What to warn of, if the budget is under the token cycle; None if it is not, or is 0.
 
+    A graph's bits depend on how many tokens it takes, so a batch cannot be split for the budget's
+    sake: under one whole layer it is exceeded while a prompt is prefilled.
+
     Raises:
         BudgetError: negative, too small for one layer of one token, or more than there is.
     """
@@ -63,10 +71,17 @@ def budget_warning(gguf: GGUFMap, cache_bytes: int) -> str | None:
             "Give a smaller cache_mib."
         )
     cycle = gguf.token_cycle_bytes
-    if cache_bytes < cycle:
-        return (
-            f"The cache of {cache_bytes / MIB:.2f} MiB is smaller than the token cycle of "
-            f"{cycle / MIB:.2f} MiB (all layers x top-k): an entry is evicted before its layer "
-            "comes round again, so an LRU cache hits next to nothing."
+    if cache_bytes >= cycle:
+        return None
+    warning = (
+        f"The cache of {cache_bytes / MIB:.2f} MiB is smaller than the token cycle of "
+        f"{cycle / MIB:.2f} MiB (all layers x top-k): an entry is evicted before its layer "
+        "comes round again, so an LRU cache hits next to nothing."
+    )
+    layer = widest_layer_bytes(gguf)
+    if cache_bytes < layer:
+        warning += (
+            " A prompt's wide batches use all experts of a layer at once and take up to "
+            f"{layer / MIB:.2f} MiB for them, whatever the budget."
         )
-    return None
+    return warning

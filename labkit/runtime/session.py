@@ -38,7 +38,8 @@ class Session:
         resident: keep llama.cpp's own memory map; no streaming, but the routing is still traced.
         cache_mib: budget for expert weights in MiB. None takes a quarter of them, at most half of
             the memory that is free; "auto" as much as memory allows; 0 turns the cache off: every
-            token reads its experts anew.
+            token reads its experts anew. While a prompt is prefilled it is exceeded by what one
+            layer's experts take beyond it, for a wide batch uses them at once.
         policy: which entries stay in the cache; a name out of `labkit.policy.ONLINE`.
         lanes: reads under way at once.
         direct_io: past the page cache; None where the file system can. `reader_note` says which.
