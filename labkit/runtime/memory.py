@@ -139,11 +139,19 @@ class ExpertWindow(FileWindow):
         start = self.offset + expert * self.slice_bytes
         return start, start + self.slice_bytes
 
-    def interior(self, expert: int) -> tuple[int, int]:
-        """File bytes of the whole pages that hold this slice and nothing else; may be empty."""
-        start, stop = self.span(expert)
-        low, high = -(-start // PAGE) * PAGE, stop // PAGE * PAGE
-        return low, max(low, high)
+    @property
+    def core_bytes(self) -> int:
+        """Bytes of a slice's `core`, the same for every expert; 0 where slices are that small."""
+        return max(0, (self.slice_bytes + 1) // PAGE - 1) * PAGE
+
+    def core(self, expert: int) -> tuple[int, int]:
+        """File bytes [start, stop) of whole pages that hold this slice and nothing else.
+
+        However a slice lies to the pages, it has so many of them, so that those of one slice fit
+        another; the pages before and after, three at most, may hold bytes of neighbours.
+        """
+        low = -(-self.span(expert)[0] // PAGE) * PAGE
+        return low, low + self.core_bytes
 
     def releasable(self, expert: int, is_resident: Callable[[int], bool]) -> tuple[int, int]:
         """File bytes of the pages of an expert, but of none that a resident expert has bytes in.

@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from labkit.errors import OptionError, ReadError
-from labkit.runtime.memory import BLOCK
+from labkit.runtime.memory import BLOCK, PAGE
 
 SLOW_READ_S = 5.0
 """A read that takes longer counts as one that will not end."""
@@ -253,10 +253,10 @@ class FileReader:
 
     def _read_one(self, request: ReadRequest) -> int:
         start, stop = request.start, request.stop
-        if self.direct_io or request.target.whole_pages:
-            start -= start % BLOCK
-            # The last block of a file is cut by the file's end, which the kernel allows.
-            stop = -(-stop // BLOCK) * BLOCK
+        unit = PAGE if request.target.whole_pages else BLOCK if self.direct_io else 1
+        start -= start % unit
+        # The last block of a file is cut by the file's end, which the kernel allows.
+        stop = -(-stop // unit) * unit
         # A view that an error's traceback kept alive would keep the window from being unmapped.
         with request.target.view(start, stop) as target:
             return self._fill(request, target, start)

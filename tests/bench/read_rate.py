@@ -1,112 +1,170 @@
 """How near the reads of a session come to the disk, and what keeping pages saves.
 
-    python tests/bench/read_rate.py MODEL --rounds 5 --reads 300
+    python tests/bench/read_rate.py MODEL --rounds 15 --lanes 4
 
-The same slices of the same file, drawn anew each round, over the same number of lanes, in turns: a
-plain O_DIRECT reader into one buffer per lane ("raw"), slices through labkit's expert memory with
-pages kept ("moved"), and with pages freed and cleared again ("freed"). Prints JSON: MiB a second,
-processor milliseconds a slice, and each way's rate over the raw one, medians of rounds.
+Slices of one file, drawn anew each time, over the same number of lanes, in turns and each round in
+another order:
+
+- raw: a plain O_DIRECT reader, into one buffer a lane;
+- wide: the same, each slice to a place of its own, as a cache has it;
+- moved: through labkit's expert memory and reader, while as many slices leave it, whose pages are
+  read into;
+- freed: the same, but the pages of those that leave are freed, and new ones cleared.
+
+"straight" memory is what "serial" and "pipeline" compute from, "watched" memory is filled by way of
+frames, as "userfaultfd" needs it. How fast the machine copies into a page depends on where it lies,
+so raw and wide read into the very pages that moved leaves behind.
+
+Prints JSON: MiB a second from asking for the first slice to having the last, processor
+milliseconds a slice, the rate over the raw one (median of rounds, lowest and highest), and by how
+much the page cache grew in all.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import mmap
 import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
 import numpy as np
+import psutil
 
+from labkit import host
 from labkit.gguf_map import GGUFMap, open_gguf
 from labkit.policy.base import Entry
 from labkit.runtime.expert_memory import ExpertMemory
 from labkit.runtime.reader import FileReader
+from labkit.runtime.userfault import UserFault
+
+Timed = Callable[[list[Entry]], tuple[float, int]]
+"""Reads entries; seconds and bytes."""
 
 
-def raw(gguf: GGUFMap, entries: list[Entry], lanes: int) -> int:
-    """Read the slices, widened to blocks, each lane into a buffer of its own; bytes read."""
-    spans = [
-        (s.offset - s.offset % 4096, -(-(s.offset + s.nbytes) // 4096) * 4096)
-        for layer, expert in entries
-        for s in gguf.expert(layer, expert)
-    ]
-    size = max(high - low for low, high in spans)
+class Streamed:
+    """Entries in place of others, through a session's memory and reader."""
+
+    def __init__(self, gguf: GGUFMap, lanes: int, *, watched: bool, keep: bool) -> None:
+        self._gguf, self._lanes, self._keep = gguf, lanes, keep
+        self._memory = ExpertMemory(gguf, UserFault() if watched else None)
+        self._reader = FileReader(gguf.paths, lanes=lanes, direct_io=True)
+        self._held: list[Entry] = []
+
+    def read(self, entries: list[Entry]) -> tuple[float, int]:
+        """By labkit."""
+        begin = time.perf_counter()
+        if not self._keep:
+            self._memory.evict(self._held, ())
+            self._held = []
+        self._memory.evict(self._held, entries)
+        n_bytes = self._reader.read(self._memory.requests(entries))
+        self._held = entries
+        return time.perf_counter() - begin, n_bytes
+
+    def read_raw(self, entries: list[Entry], *, wide: bool = False) -> tuple[float, int]:
+        """By a plain reader, over what is held."""
+        places = [
+            part.window.view(*part.window.core(expert))
+            for layer, expert in self._held
+            for part in self._memory._parts[layer]
+        ]
+        starts = [s.offset // 4096 * 4096 for e in entries for s in self._gguf.expert(*e)]
+        wall_s = read_raw(
+            self._gguf, starts, places if wide else places[: self._lanes], self._lanes
+        )
+        return wall_s, len(starts) * len(places[0])
+
+    def close(self) -> None:
+        """End the lanes, unmap."""
+        self._reader.close()
+        self._memory.close()
+
+
+def read_raw(gguf: GGUFMap, starts: list[int], places: Sequence[memoryview], lanes: int) -> float:
+    """Read at each of the file offsets as many bytes as a place has; seconds."""
     file = os.open(gguf.paths[0], os.O_RDONLY | os.O_DIRECT)
+    ready = threading.Barrier(lanes + 1)
+    left: Iterator[tuple[int, int]] = iter(enumerate(starts))
 
-    def lane(number: int) -> None:
-        with mmap.mmap(-1, size) as buffer, memoryview(buffer) as view:
-            buffer.write(bytes(size))
-            ready.wait()
-            for low, high in spans[number::lanes]:
-                with view[: high - low] as part:
-                    os.preadv(file, [part], low)
+    def run(lane: int) -> None:
+        ready.wait()
+        for number, start in left:
+            os.preadv(file, [places[lane if len(places) == lanes else number]], start)
 
-    ready = threading.Barrier(lanes)
-    threads = [threading.Thread(target=lane, args=(number,)) for number in range(lanes)]
+    threads = [threading.Thread(target=run, args=(lane,)) for lane in range(lanes)]
     for thread in threads:
         thread.start()
+    ready.wait()
+    begin = time.perf_counter()
     for thread in threads:
         thread.join()
+    wall_s = time.perf_counter() - begin
     os.close(file)
-    return sum(high - low for low, high in spans)
+    return wall_s
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--reads", type=int, default=150, help="entries a round")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--reads", type=int, default=60, help="entries a round")
     parser.add_argument("--lanes", type=int, default=4)
     arguments = parser.parse_args()
     gguf = open_gguf(arguments.model)
-    rng = np.random.default_rng()
-    memory = ExpertMemory(gguf)
-    reader = FileReader(gguf.paths, lanes=arguments.lanes, direct_io=True)
-    every = [(layer, expert) for layer in gguf.moe_layers for expert in range(gguf.n_expert)]
-    held: list[Entry] = []
-
-    def draw() -> list[Entry]:
-        free = sorted(set(every) - set(held))
-        return [free[i] for i in rng.choice(len(free), arguments.reads, replace=False)]
-
-    def stream(keep: bool) -> int:
-        wanted = draw()
-        memory.evict(held, wanted if keep else ())
-        memory.resident.update(wanted)
-        held[:] = wanted
-        return reader.read(memory.requests(wanted))
-
-    stream(keep=True)
-    ways = {
-        "raw": lambda: raw(gguf, draw(), arguments.lanes),
-        "moved": lambda: stream(keep=True),
-        "freed": lambda: stream(keep=False),
-    }
-    rates: dict[str, list[float]] = {name: [] for name in ways}
-    cpu_ms: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(arguments.rounds):
-        for name, run in ways.items():
-            begin, cpu = time.perf_counter(), time.process_time()
-            n_bytes = run()
-            rates[name].append(n_bytes / 2**20 / (time.perf_counter() - begin))
-            cpu_ms[name].append(1e3 * (time.process_time() - cpu) / (3 * arguments.reads))
-    figures = {
-        name: {
-            "mib_s": round(median(rates[name])),
-            "cpu_ms_a_slice": round(median(cpu_ms[name]), 3),
-            "over_raw": round(
-                median(a / b for a, b in zip(rates[name], rates["raw"], strict=True)), 3
-            ),
+    kinds = ["straight"] if host.userfaultfd_problem() else ["straight", "watched"]
+    figures = {}
+    for kind in kinds:
+        kept, freed = (
+            Streamed(gguf, arguments.lanes, watched=kind == "watched", keep=keep)
+            for keep in (True, False)
+        )
+        ways: dict[str, Timed] = {
+            "raw": kept.read_raw,
+            "wide": lambda entries, kept=kept: kept.read_raw(entries, wide=True),
+            "moved": kept.read,
+            "freed": freed.read,
         }
-        for name in ways
-    }
-    reader.close()
-    memory.close()
+        figures[kind] = compare(gguf, ways, arguments.rounds, arguments.reads)
+        kept.close()
+        freed.close()
     sys.stdout.write(json.dumps(figures) + "\n")
+
+
+def compare(gguf: GGUFMap, ways: dict[str, Timed], rounds: int, reads: int) -> dict[str, dict]:
+    """Figures by way."""
+    rng = np.random.default_rng()
+    every = [(layer, expert) for layer in gguf.moe_layers for expert in range(gguf.n_expert)]
+    # What a way still holds is of its last round; so rounds draw from two halves in turns.
+    halves = np.array_split(rng.permutation(len(every)), 2)
+    rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
+    for name in ("moved", "freed"):
+        ways[name]([every[i] for i in halves[1][:reads]])
+    for number in range(rounds):
+        for name in rng.permutation(list(ways)).tolist():
+            entries = [every[i] for i in rng.choice(halves[number % 2], reads, replace=False)]
+            cpu, cached = time.process_time(), psutil.virtual_memory().cached
+            wall_s, n_bytes = ways[name](entries)
+            cpu_ms = 1e3 * (time.process_time() - cpu) / (3 * reads)
+            grown = psutil.virtual_memory().cached - cached
+            rows[name].append((n_bytes / 2**20 / wall_s, cpu_ms, grown / 2**20))
+    return {name: summary(found, rows["raw"]) for name, found in rows.items()}
+
+
+def summary(rows: list[tuple[float, ...]], raw: list[tuple[float, ...]]) -> dict:
+    """Figures of one way from its (rate, cpu, growth) by round."""
+    rates, cpu_ms, grown_mib = zip(*rows, strict=True)
+    ratios = sorted(mine[0] / other[0] for mine, other in zip(rows, raw, strict=True))
+    return {
+        "mib_s": round(median(rates)),
+        "cpu_ms_a_slice": round(median(cpu_ms), 3),
+        "over_raw": round(median(ratios), 3),
+        "over_raw_range": [round(ratios[0], 2), round(ratios[-1], 2)],
+        "page_cache_mib": round(sum(grown_mib), 1),
+    }
 
 
 if __name__ == "__main__":

@@ -1,0 +1,68 @@
+"""Where the read of one slice arrives: at its place, or in a frame from which it is put there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from labkit.runtime.expert_part import ExpertPart
+from labkit.runtime.memory import PAGE, PageRange, page_span
+from labkit.runtime.reader import ReadRequest
+
+if TYPE_CHECKING:
+    from labkit.runtime.expert_memory import ExpertMemory
+
+
+class Landing:
+    """A slice on its way straight to its place. Nobody computes with it before it is there."""
+
+    whole_pages = False
+
+    def __init__(self, memory: ExpertMemory, part: ExpertPart, expert: int) -> None:
+        self.part, self.expert = part, expert
+        self._memory = memory
+        memory.landings.add(self)
+
+    def request(self) -> ReadRequest:
+        """The read that brings it."""
+        span = self.part.window.span(self.expert)
+        return ReadRequest(self.part.tensor.tensor.shard, *span, self, self.part.name(self.expert))
+
+    def covers(self, offset: int) -> bool:
+        """Whether the byte at file `offset` lies in a page that this read brings."""
+        start, stop = page_span(*self.part.window.span(self.expert))
+        return start <= offset < stop
+
+    def view(self, start: int, stop: int) -> memoryview:
+        window = self.part.window
+        if self.part.is_moved:
+            self._memory.take_pages(self.part, window.address(window.core(self.expert)[0]))
+        return window.view(start, stop)
+
+    def landed(self, whole: bool) -> None:
+        if not whole:
+            self._memory.give_up(self.part, self.expert)
+        self._memory.landings.discard(self)
+
+
+class FrameLanding(Landing):
+    """A slice on its way to a window where compute may wait for it."""
+
+    whole_pages = True
+    _frame: PageRange | None = None
+    _at = 0
+
+    def view(self, start: int, stop: int) -> memoryview:
+        frame = self._frame = self.part.frames.take()
+        if self.part.is_moved:
+            # At most one page lies before the core, which so is at the same place in any frame.
+            self._at = PAGE - (self.part.window.core(self.expert)[0] - start)
+            self._memory.take_pages(self.part, frame.base + PAGE)
+        return frame.memory[self._at : self._at + stop - start]
+
+    def landed(self, whole: bool) -> None:
+        frame, self._frame = self._frame, None
+        if whole and frame:
+            self._memory.put(self.part, self.expert, frame.base + self._at)
+        super().landed(whole)
+        if frame:
+            self.part.frames.give(frame)
