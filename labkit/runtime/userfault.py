@@ -34,6 +34,7 @@ class UserFault:
     def __init__(self) -> None:
         self._fd = host.open_userfaultfd()
         self._wake_reader, self._waker = os.pipe()
+        self._open = [self._fd, self._wake_reader, self._waker]
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         self._poll.register(self._wake_reader, select.POLLIN)
@@ -79,9 +80,12 @@ class UserFault:
         os.write(self._waker, b"x")
 
     def close(self) -> None:
-        """Give the descriptors back; registered memory is ordinary memory again."""
-        for fd in (self._waker, self._wake_reader, self._fd):
-            os.close(fd)
+        """Give the descriptors back; registered memory is ordinary memory again.
+
+        A second call does nothing: the numbers may be somebody else's files by then.
+        """
+        while self._open:
+            os.close(self._open.pop())
 
     def _fill(self, target: int, length: int, request: int, pack: Callable) -> int:
         at, end, filled = target, target + length, 0
