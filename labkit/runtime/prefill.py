@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from labkit.errors import LlamaError
+from labkit.errors import LlamaError, ReadError
 from labkit.gguf_map import ExpertTensor, GGUFMap
 from labkit.runtime import ggml
 from labkit.runtime.arena import N_SLOTS, DeviceArena, slot_bytes
@@ -127,15 +127,22 @@ class PrefillPath:
         self.times.append(LayerTime(self._chunk, layer, prepare_s, wait_s, 0.0, read_bytes))
 
     def end(self, *, whole: bool) -> None:
-        """Call after a graph; `whole` if it went through. Reads for the next graph go on."""
-        self._end_compute(time.perf_counter())
-        if not whole:
-            self.stop()
+        """Call after a graph; `whole` if it went through. Reads for the next graph go on.
 
-    def stop(self) -> None:
-        """Wait for what is still being read, and forget it."""
-        while self._batches and self._reader.drain(next(iter(self._batches.values()))):
+        Raises:
+            ReadError: the graph ended because a layer that it had not come to could not be read.
+        """
+        self._end_compute(time.perf_counter())
+        if not whole and (error := self.stop()):
+            raise error
+
+    def stop(self) -> ReadError | None:
+        """Wait for what is still being read, and forget it; the first failure among it."""
+        error = None
+        while self._batches and self._reader.drain(batch := next(iter(self._batches.values()))):
+            error = error or batch.error
             del self._batches[next(iter(self._batches))]
+        return error
 
     def release(self) -> None:
         """Give the slots' memory back to the system, unless a read is stuck in it."""
