@@ -32,11 +32,14 @@ class Landing:
         start, stop = page_span(*self.part.window.span(self.expert))
         return start <= offset < stop
 
-    def view(self, start: int, stop: int) -> memoryview:
+    def buffers(self, start: int, stop: int) -> list[memoryview]:
         window = self.part.window
-        if self.part.is_moved:
-            self._memory.take_pages(self.part, window.address(window.core(self.expert)[0]))
-        return window.view(start, stop)
+        if not self.part.is_moved:
+            return [window.view(start, stop)]
+        core, core_end = window.core(self.expert)
+        self._memory.take_pages(self.part, window.address(core))
+        # In pieces, because the kernel looks pages up one by one from the first missing one on.
+        return [window.view(*ends) for ends in ((start, core), (core, core_end), (core_end, stop))]
 
     def landed(self, whole: bool) -> None:
         if not whole:
@@ -51,13 +54,13 @@ class FrameLanding(Landing):
     _frame: PageRange | None = None
     _at = 0
 
-    def view(self, start: int, stop: int) -> memoryview:
+    def buffers(self, start: int, stop: int) -> list[memoryview]:
         frame = self._frame = self.part.frames.take()
         if self.part.is_moved:
             # At most one page lies before the core, which so is at the same place in any frame.
             self._at = PAGE - (self.part.window.core(self.expert)[0] - start)
             self._memory.take_pages(self.part, frame.base + PAGE)
-        return frame.memory[self._at : self._at + stop - start]
+        return [frame.memory[self._at : self._at + stop - start]]
 
     def landed(self, whole: bool) -> None:
         frame, self._frame = self._frame, None

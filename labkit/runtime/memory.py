@@ -101,6 +101,10 @@ class Window:
         """Writable memory for file bytes [start, stop); may reach to the window's last page."""
         return self.pages.memory[self._at + start - self.start : self._at + stop - self.start]
 
+    def buffers(self, start: int, stop: int) -> list[memoryview]:
+        """`view`, in one piece."""
+        return [self.view(start, stop)]
+
     def landed(self, whole: bool) -> None:
         """A read into the window ended; `whole` if it brought all bytes."""
 

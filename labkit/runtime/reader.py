@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -31,8 +31,8 @@ class Target(Protocol):
 
     whole_pages: bool
 
-    def view(self, start: int, stop: int) -> memoryview:
-        """Writable memory for file bytes [start, stop)."""
+    def buffers(self, start: int, stop: int) -> list[memoryview]:
+        """Writable memory for file bytes [start, stop), in pieces, released after the read."""
         ...
 
     def landed(self, whole: bool) -> None:
@@ -257,17 +257,18 @@ class FileReader:
         start -= start % unit
         # The last block of a file is cut by the file's end, which the kernel allows.
         stop = -(-stop // unit) * unit
-        # A view that an error's traceback kept alive would keep the window from being unmapped.
-        with request.target.view(start, stop) as target:
-            return self._fill(request, target, start)
+        buffers = request.target.buffers(start, stop)
+        try:
+            return self._fill(request, buffers, start)
+        finally:
+            _release(buffers)
 
-    def _fill(self, request: ReadRequest, target: memoryview, start: int) -> int:
+    def _fill(self, request: ReadRequest, buffers: list[memoryview], start: int) -> int:
         """Read from `start` until all that was asked for is there; bytes read."""
         done = 0
         while start + done < request.stop:
             try:
-                with target[done:] as rest:
-                    got = os.preadv(self._files[request.shard], [rest], start + done)
+                got = _read_into(self._files[request.shard], buffers, start, done)
             except OSError as error:
                 raise self._error(request, f"the system says: {error.strerror}") from error
             end = start + done + got
@@ -288,6 +289,27 @@ class FileReader:
             f"(bytes {request.start} to {request.stop}): {reason}. "
             "No token was computed from it. Check the file and the disk, then open it again."
         )
+
+
+def _read_into(file: int, buffers: list[memoryview], start: int, done: int) -> int:
+    """Read on at `start + done`, where `done` bytes of the buffers are full; bytes read."""
+    if not done:
+        return os.preadv(file, buffers, start)
+    rest, skip = [], done
+    for buffer in buffers:
+        if skip < len(buffer):
+            rest.append(buffer[skip:])
+        skip = max(0, skip - len(buffer))
+    try:
+        return os.preadv(file, rest, start + done)
+    finally:
+        _release(rest)
+
+
+def _release(views: Iterable[memoryview]) -> None:
+    # One that an error's traceback kept alive would keep its memory from being unmapped.
+    for view in views:
+        view.release()
 
 
 def _choose_direct_io(paths: Sequence[Path], wanted: bool | None) -> tuple[bool, str]:
