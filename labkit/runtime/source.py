@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Literal
 
 from labkit.errors import ReadError
@@ -60,8 +62,8 @@ class ExpertStreamSource:
         self._unmet: dict[Entry, _Pending] = {}
         self._busy_s = 0.0
 
-    def fetch(self, layer: int, experts: Iterable[int]) -> Lookup:
-        """Ask for the distinct `experts` of `layer`; returns when compute may begin.
+    def request(self, layer: int, experts: Iterable[int]) -> Lookup:
+        """Ask for the distinct `experts` of `layer`; reads of those that are missing begin.
 
         Raises:
             ReadError: a slice could not be read. None of the missing entries counts as resident.
@@ -76,8 +78,17 @@ class ExpertStreamSource:
         if lookup.misses:
             self._read(layer, lookup.misses)
         self.totals.manage_s += time.perf_counter() - begin - (self.totals.wait_s - waited_s)
+        return lookup
+
+    def wait(self, layer: int, lookup: Lookup) -> None:
+        """Return when `layer` may compute with what it asked for. Raises ReadError."""
         if lookup.misses and self.overlap != "userfaultfd":
             self._collect(1 if self._splits(layer) else 0)
+
+    def fetch(self, layer: int, experts: Iterable[int]) -> Lookup:
+        """`request`, then `wait`."""
+        lookup = self.request(layer, experts)
+        self.wait(layer, lookup)
         return lookup
 
     def wait_for_down(self, _layer: int) -> None:
@@ -91,11 +102,33 @@ class ExpertStreamSource:
         lookup = self.policy.admit(wanted, self._entry_bytes[layer], keep)
         if lookup.misses:
             self._make_way(lookup, ())
-            batch = self._reader.submit(self.memory.requests(lookup.misses), urgent=False)
-            pending = _Pending(batch, lookup.misses)
-            self._ahead.append(pending)
-            self._unmet.update(dict.fromkeys(lookup.misses, pending))
+            for entry in lookup.misses:  # one by one, so that nobody waits for the wrong ones
+                self._read_ahead([entry])
         self.totals.manage_s += time.perf_counter() - begin
+
+    def preload(self, entries: Sequence[Entry]) -> None:
+        """Read entries into an empty cache, as many of the first as fit; returns before they came.
+
+        The first of `entries` are the last that the policy will drop.
+        """
+        fitting = [
+            entry
+            for entry in entries
+            if self.policy.admit([entry], self._entry_bytes[entry[0]]).misses
+        ]
+        for entry in fitting:
+            self.policy.discard(entry)
+        for entry in reversed(fitting):
+            self.policy.admit([entry], self._entry_bytes[entry[0]])
+        self.memory.evict((), fitting)
+        for _, of_layer in groupby(sorted(fitting), key=itemgetter(0)):
+            self._read_ahead(list(of_layer))
+
+    def _read_ahead(self, entries: list[Entry]) -> None:
+        batch = self._reader.submit(self.memory.requests(entries), urgent=False)
+        pending = _Pending(batch, entries)
+        self._ahead.append(pending)
+        self._unmet.update(dict.fromkeys(entries, pending))
 
     def make_room(self, budget_bytes: int) -> None:
         """Drop what the policy would drop first until at most so many bytes are resident."""

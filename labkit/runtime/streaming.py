@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from pathlib import Path as FilePath
 from typing import Literal
 
 import numpy as np
@@ -15,7 +16,11 @@ from labkit.gguf_map import GGUFMap
 from labkit.policy import make_policy
 from labkit.policy.base import Entry
 from labkit.runtime.budget import MIB
+from labkit.runtime.capture import GraphCapture
 from labkit.runtime.expert_memory import ExpertMemory
+from labkit.runtime.hot_list import HotList
+from labkit.runtime.lookahead import Lookahead, PreviousToken
+from labkit.runtime.next_router import NextRouter
 from labkit.runtime.overlap import OverlapTrial
 from labkit.runtime.prefill import PrefillPath
 from labkit.runtime.reader import FileReader
@@ -24,7 +29,7 @@ from labkit.runtime.steps import Path
 from labkit.runtime.userfault import UserFault
 
 Prefill = Literal["auto", "experts", "layers"]
-Prefetch = Literal["previous"] | None
+Prefetch = Literal["previous", "router"] | None
 
 
 class Streaming:
@@ -33,12 +38,13 @@ class Streaming:
     Args:
         gguf: the model's map; `require_streamable` has passed.
         cache_bytes: the budget for expert weights.
-        policy, lanes, direct_io, overlap, prefill, prefetch: as for `Session`.
+        policy, lanes, direct_io, overlap, prefill, prefetch, hot_list: as for `Session`.
 
     Attributes:
         source: the expert cache.
         overlap: how its reads overlap with compute.
         layers: the two slots, once bound.
+        lookahead: what foretells choices; None without prefetch.
 
     Raises:
         OptionError, ReadError, BudgetError.
@@ -55,18 +61,21 @@ class Streaming:
         overlap: str,
         prefill: str,
         prefetch: str | None,
+        hot_list: str | FilePath | None = None,
     ) -> None:
         if prefill not in ("auto", "experts", "layers"):
             raise OptionError(f"prefill is {prefill!r}; it must be auto, experts or layers")
-        if prefetch not in (None, "previous"):
-            raise OptionError(f"prefetch is {prefetch!r}; it must be None or 'previous'")
+        if prefetch not in (None, "previous", "router"):
+            raise OptionError(f"prefetch is {prefetch!r}; it must be None, 'previous' or 'router'")
         self.overlap = OverlapTrial(overlap)
         self.cache_bytes = cache_bytes
         self._gguf = gguf
         self._prefill = prefill
         self._prefetch = prefetch
-        self._next_layer = dict(pairwise(gguf.moe_layers))
-        self._last_choice: dict[int, list[int]] = {}
+        self._hot_list = None if hot_list is None else HotList(hot_list, gguf)
+        self.lookahead: Lookahead | None = None
+        if prefetch == "previous":
+            self.lookahead = Lookahead(gguf.moe_layers, PreviousToken(gguf.moe_layers))
         self.layers: PrefillPath | None = None
         self._path: Path = "cache"
         self._addresses: dict[str, int] = {}
@@ -101,6 +110,22 @@ class Streaming:
                 f"{self.cache_bytes / MIB:.1f} MiB. Give a larger cache_mib, or prefill='experts'."
             )
 
+    def look_ahead(self, captured: GraphCapture, logits_node: Callable[[], int]) -> None:
+        """Prepare to read ahead, and begin with what earlier sessions used most.
+
+        Args:
+            captured: a graph of one token, the last that was built.
+            logits_node: while `fetch` runs, the address of the layer's router logits node.
+
+        Raises:
+            OptionError: no choice of this model's can be foretold in the way asked for.
+        """
+        if self._prefetch == "router":
+            router = NextRouter(self._gguf, captured, logits_node)
+            self.lookahead = Lookahead(self._gguf.moe_layers, router)
+        if self._hot_list:
+            self.source.preload(self._hot_list.hottest())
+
     def stop_graph_with(self, stop: Callable[[], None]) -> None:
         """`stop` is called, on any thread, when the graph that runs must not go on."""
         self.reader.on_error = lambda _: stop()
@@ -131,23 +156,26 @@ class Streaming:
 
     def fetch(self, layer: int, experts: np.ndarray) -> Sequence[Entry]:
         """A layer has chosen; returns when it may compute. Entries that had to be read."""
+        if self._hot_list:
+            self._hot_list.note(layer, experts)
         if self._path == "layers":
             assert self.layers
             self.layers.at_layer(layer)
             return [(layer, expert) for expert in np.unique(experts).tolist()]
         chosen = experts.ravel().tolist()
-        missing = self.source.fetch(layer, chosen).misses
-        if self._prefetch and len(experts) == 1:
-            self._read_ahead(layer, chosen)
-        return missing
+        lookup = self.source.request(layer, chosen)
+        if self.lookahead and len(experts) == 1:
+            self._read_ahead(self.lookahead, layer, chosen)
+        self.source.wait(layer, lookup)
+        return lookup.misses
 
-    def _read_ahead(self, layer: int, chosen: list[int]) -> None:
-        """Start to read what the next layer used for the token before."""
-        self._last_choice[layer] = chosen
-        coming = self._next_layer.get(layer)
-        if coming in self._last_choice:
-            keep = [(layer, expert) for expert in chosen]
-            self.source.prefetch(coming, self._last_choice[coming], keep)
+    def _read_ahead(self, lookahead: Lookahead, layer: int, chosen: list[int]) -> None:
+        """Start to read what the next layer may choose and is not there."""
+        begin = time.perf_counter()
+        coming, predicted = lookahead.after(layer, chosen)
+        self.source.totals.manage_s += time.perf_counter() - begin
+        if predicted:
+            self.source.prefetch(coming, predicted, [(layer, expert) for expert in chosen])
 
     def end_graph(self, *, whole: bool, n_left: int) -> None:
         """Call after each graph, whatever became of it. Raises ReadError."""
@@ -169,6 +197,8 @@ class Streaming:
         if self.layers:
             self.layers.close()
         self._memory.close()
+        if self._hot_list:
+            self._hot_list.save()
 
     def _by_layers(self, n_tokens: int) -> bool:
         """Whether a batch so wide streams whole layers: it then uses nearly every expert."""
