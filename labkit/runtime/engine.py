@@ -51,6 +51,7 @@ class Engine:
         overlap: str,
         prefill: str,
         prefetch: str | None,
+        hot_list: str | Path | None,
         dense: Dense,
         threads: int | None,
         n_ctx: int | None,
@@ -74,6 +75,7 @@ class Engine:
                     overlap=overlap,
                     prefill=prefill,
                     prefetch=prefetch,
+                    hot_list=hot_list,
                 )
                 undo.callback(self.streaming.close)
             if trial:
@@ -133,6 +135,7 @@ class Engine:
             undo.callback(weights.close)
         elif dense == "warm":
             warm_dense(self.map, captured.dense)
+        streaming.look_ahead(captured, lambda: self.hook.router_logits)
 
     def graph(
         self,

@@ -50,9 +50,12 @@ class Session:
         prefill: how a prompt's experts come: "experts" through the expert cache, "layers" whole
             layers through two slots, which count in the budget; "auto" takes layers for batches
             so wide that they use nearly every expert, if two layers fit the budget.
-        prefetch: "previous" reads, while a layer computes, what the next layer used for the token
-            before and is no longer there; None reads only what was asked for. It helps where the
-            budget is below the token cycle, if at all: hits that it brings are counted apart.
+        prefetch: what is read, while a layer computes, for the next one: "router" what that one's
+            router makes of this layer's input, "previous" what it used for the token before; None
+            reads only what was asked for. Hits that it brings are counted apart.
+        hot_list: a directory that keeps which experts of each model were used most. Opening begins
+            to read those of earlier sessions, as many as fit; closing adds this one's uses. None
+            keeps and writes nothing.
         dense: where a streamed session keeps the weights that every token uses: "anonymous", a
             copy that the system does not take back, "mmap", llama.cpp's map of the file, or
             "warm", that map after one read through the page cache.
@@ -93,6 +96,7 @@ class Session:
         overlap: OverlapChoice = "auto",
         prefill: Prefill = "auto",
         prefetch: Prefetch = None,
+        hot_list: str | Path | None = None,
         dense: Dense = "anonymous",
         threads: int | None = None,
         n_ctx: int | None = None,
@@ -117,6 +121,7 @@ class Session:
                 overlap=overlap,
                 prefill=prefill,
                 prefetch=prefetch,
+                hot_list=hot_list,
                 dense=dense,
                 threads=threads,
                 n_ctx=n_ctx,
@@ -164,6 +169,12 @@ class Session:
     def overlap_note(self) -> str | None:
         """Why it is done this way."""
         return self._streaming.overlap.note if self._streaming else None
+
+    @property
+    def prefetch_accuracy(self) -> pd.DataFrame:
+        """How often prefetch was right, a row a layer; empty without it (`Lookahead.table`)."""
+        lookahead = self._streaming.lookahead if self._streaming else None
+        return lookahead.table() if lookahead else pd.DataFrame()
 
     @property
     def prefill_layers(self) -> pd.DataFrame:
