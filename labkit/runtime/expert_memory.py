@@ -37,7 +37,7 @@ class ExpertMemory:
 
     Attributes:
         resident: entries whose slices are there or being read.
-        landings: reads that have not ended.
+        landings: reads into watched memory that have not ended.
         orphaned: layers that computed with a slice which nobody reads, since `forget_orphans`.
         on_orphan: called on another thread when that happens, before the sleeper goes on.
         look_for_stuck: whether a read does not end; asked while somebody may sleep.
@@ -46,7 +46,7 @@ class ExpertMemory:
     def __init__(self, gguf: GGUFMap, userfault: UserFault | None = None) -> None:
         self.userfault = userfault
         self.resident: set[Entry] = set()
-        self.landings: set[Landing] = set()
+        self.landings: set[FrameLanding] = set()
         self.orphaned: set[int] = set()
         self.on_orphan: Callable[[], None] = lambda: None
         self.look_for_stuck: Callable[[], object] = lambda: None

@@ -7,8 +7,6 @@ they are until the read of another slice takes them: `mremap` hands them from ad
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from labkit.gguf_map import ExpertTensor
 from labkit.runtime.frames import FramePool
 from labkit.runtime.memory import PAGE, ExpertWindow
@@ -16,31 +14,27 @@ from labkit.runtime.memory import PAGE, ExpertWindow
 _WORTH_MOVING = 8  # pages; below, clearing or copying is as cheap as changing page tables
 
 
-@dataclass(slots=True, eq=False)
 class ExpertPart:
     """One projection of a layer.
 
-    Attributes:
+    Args:
         tensor: what the file says of it.
         window: where it is computed from.
         spares: shared with all parts whose slices are as large.
         frames: shared likewise.
+
+    Attributes:
+        is_moved: whether its slices are large enough to have their pages moved.
     """
 
-    tensor: ExpertTensor
-    window: ExpertWindow
-    spares: Spares
-    frames: FramePool
-
-    @property
-    def is_moved(self) -> bool:
-        """Whether its slices are large enough to have their pages moved."""
-        return self.window.core_bytes >= _WORTH_MOVING * PAGE
-
-    def name(self, expert: int) -> str:
-        """The slice in words, for an error."""
-        tensor = self.tensor
-        return f"the {tensor.projection} projection of expert {expert} in layer {tensor.layer}"
+    def __init__(
+        self, tensor: ExpertTensor, window: ExpertWindow, spares: Spares, frames: FramePool
+    ) -> None:
+        self.tensor = tensor
+        self.window = window
+        self.spares = spares
+        self.frames = frames
+        self.is_moved = window.core_bytes >= _WORTH_MOVING * PAGE
 
 
 Slice = tuple[ExpertPart, int]

@@ -15,22 +15,20 @@ if TYPE_CHECKING:
 class Landing:
     """A slice on its way straight to its place. Nobody computes with it before it is there."""
 
+    __slots__ = ("_memory", "expert", "part")
     whole_pages = False
 
     def __init__(self, memory: ExpertMemory, part: ExpertPart, expert: int) -> None:
-        self.part, self.expert = part, expert
-        self._memory = memory
-        memory.landings.add(self)
+        self._memory, self.part, self.expert = memory, part, expert
+
+    def __str__(self) -> str:
+        tensor = self.part.tensor
+        return f"the {tensor.projection} projection of expert {self.expert} in layer {tensor.layer}"
 
     def request(self) -> ReadRequest:
         """The read that brings it."""
-        span = self.part.window.span(self.expert)
-        return ReadRequest(self.part.tensor.tensor.shard, *span, self, self.part.name(self.expert))
-
-    def covers(self, offset: int) -> bool:
-        """Whether the byte at file `offset` lies in a page that this read brings."""
-        start, stop = page_span(*self.part.window.span(self.expert))
-        return start <= offset < stop
+        start, stop = self.part.window.span(self.expert)
+        return ReadRequest(self.part.tensor.tensor.shard, start, stop, self, self)
 
     def buffers(self, start: int, stop: int) -> list[memoryview]:
         window = self.part.window
@@ -42,17 +40,25 @@ class Landing:
         return [window.view(*ends) for ends in ((start, core), (core, core_end), (core_end, stop))]
 
     def landed(self, whole: bool) -> None:
-        if not whole:
-            self._memory.give_up(self.part, self.expert)
-        self._memory.landings.discard(self)
+        """What did not come whole is not resident, and so is not used."""
 
 
 class FrameLanding(Landing):
     """A slice on its way to a window where compute may wait for it."""
 
+    __slots__ = ("_at", "_frame")
     whole_pages = True
-    _frame: PageRange | None = None
-    _at = 0
+
+    def __init__(self, memory: ExpertMemory, part: ExpertPart, expert: int) -> None:
+        super().__init__(memory, part, expert)
+        self._frame: PageRange | None = None
+        self._at = 0
+        memory.landings.add(self)
+
+    def covers(self, offset: int) -> bool:
+        """Whether the byte at file `offset` lies in a page that this read brings."""
+        start, stop = page_span(*self.part.window.span(self.expert))
+        return start <= offset < stop
 
     def buffers(self, start: int, stop: int) -> list[memoryview]:
         frame = self._frame = self.part.frames.take()
@@ -66,6 +72,8 @@ class FrameLanding(Landing):
         frame, self._frame = self._frame, None
         if whole and frame:
             self._memory.put(self.part, self.expert, frame.base + self._at)
-        super().landed(whole)
+        else:
+            self._memory.give_up(self.part, self.expert)
         if frame:
             self.part.frames.give(frame)
+        self._memory.landings.discard(self)

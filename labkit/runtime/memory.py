@@ -137,16 +137,13 @@ class ExpertWindow(FileWindow):
         self.offset = offset
         self.slice_bytes = slice_bytes
         self.n_expert = n_expert
+        self.core_bytes = max(0, (slice_bytes + 1) // PAGE - 1) * PAGE
+        """Bytes of a slice's `core`, the same for every expert; 0 where slices are that small."""
 
     def span(self, expert: int) -> tuple[int, int]:
         """File bytes [start, stop) of one expert's slice."""
         start = self.offset + expert * self.slice_bytes
         return start, start + self.slice_bytes
-
-    @property
-    def core_bytes(self) -> int:
-        """Bytes of a slice's `core`, the same for every expert; 0 where slices are that small."""
-        return max(0, (self.slice_bytes + 1) // PAGE - 1) * PAGE
 
     def core(self, expert: int) -> tuple[int, int]:
         """File bytes [start, stop) of whole pages that hold this slice and nothing else.
@@ -154,7 +151,7 @@ class ExpertWindow(FileWindow):
         However a slice lies to the pages, it has so many of them, so that those of one slice fit
         another; the pages before and after, three at most, may hold bytes of neighbours.
         """
-        low = -(-self.span(expert)[0] // PAGE) * PAGE
+        low = -(-(self.offset + expert * self.slice_bytes) // PAGE) * PAGE
         return low, low + self.core_bytes
 
     def releasable(self, expert: int, is_resident: Callable[[int], bool]) -> tuple[int, int]:

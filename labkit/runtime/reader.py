@@ -40,15 +40,15 @@ class Target(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class ReadRequest:
-    """File bytes [start, stop) of a shard, into the target; `what` names them in an error."""
+    """File bytes [start, stop) of a shard, into the target; `str(what)` names them in an error."""
 
     shard: int
     start: int
     stop: int
     target: Target
-    what: str
+    what: object
 
 
 class Batch:
@@ -68,6 +68,7 @@ class Batch:
         self.bytes_read = 0
         self.error: ReadError | None = None
         self.began_s = self.ended_s = 0.0
+        self._begun = self._withdrawn = False
 
     @property
     def done(self) -> bool:
@@ -78,6 +79,14 @@ class Batch:
         """Return when all reads have ended, or False after so many seconds."""
         if not self._gate.acquire(timeout=timeout_s):
             return False
+        self._gate.release()
+        return True
+
+    def _withdraw(self) -> bool:
+        # Under the reader's lock.
+        if self._begun or self._withdrawn:
+            return False
+        self._withdrawn, self._left = True, 0
         self._gate.release()
         return True
 
@@ -156,6 +165,11 @@ class FileReader:
             self._tokens.put(True)
         return batch
 
+    def withdraw(self, batch: Batch) -> bool:
+        """Take a batch back; False if one of its reads has begun, so that all of them will end."""
+        with self._lock:
+            return batch._withdraw()
+
     def finish(self, batch: Batch) -> int:
         """Wait for a batch; bytes that it read.
 
@@ -232,6 +246,9 @@ class FileReader:
     def _serve(self, lane: int, request: ReadRequest, batch: Batch) -> None:
         began_s = time.perf_counter()
         with self._lock:
+            if batch._withdrawn:
+                return
+            batch._begun = True
             if not self._under_way:
                 self._busy_since = began_s
             self._under_way[lane] = began_s, request
