@@ -55,6 +55,20 @@ def usable_memory_bytes() -> int:
     return available if limit is None else min(available, limit.limit_bytes - limit.used_bytes)
 
 
+def addresses_left_bytes() -> int | None:
+    """Addresses that this process may still map under `ulimit -v`; None where nothing limits it."""
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (ImportError, OSError):  # Windows, or no /proc
+        return None
+    if limit == resource.RLIM_INFINITY:
+        return None
+    return max(0, limit - pages * resource.getpagesize())
+
+
 def open_userfaultfd() -> int:
     """A descriptor of `userfaultfd` for faults of user code, which needs no privilege.
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from labkit.errors import BudgetError
 from labkit.gguf_map import GGUFMap
-from labkit.host import usable_memory_bytes
+from labkit.host import addresses_left_bytes, usable_memory_bytes
 
 MIB = 2**20
+_OTHER_ADDRESSES = 1 << 30  # stacks and heaps of threads, KV cache, compute buffers, libraries
 
 
 class BudgetWarning(UserWarning):
@@ -43,6 +44,24 @@ def largest_cache_bytes(gguf: GGUFMap) -> int:
     return max(min(gguf.expert_bytes, left), layer_floor_bytes(gguf))
 
 
+def check_addresses(gguf: GGUFMap, cache_bytes: int) -> None:
+    """Refuse where `ulimit -v` would: llama.cpp ends the process when it gets no memory.
+
+    The file is mapped, each expert has an address of its own, and dense weights are copied.
+
+    Raises:
+        BudgetError: with both figures.
+    """
+    left = addresses_left_bytes()
+    wanted = gguf.nbytes + gguf.expert_bytes + gguf.dense_bytes + cache_bytes + _OTHER_ADDRESSES
+    if left is not None and left < wanted:
+        raise BudgetError(
+            f"A limit on addresses (`ulimit -v`) leaves {left / MIB:,.0f} MiB to this process, and "
+            f"streaming this model reserves up to {wanted / MIB:,.0f} MiB, most of which takes no "
+            "memory. Raise the limit, or limit memory by a cgroup instead."
+        )
+
+
 def budget_warning(gguf: GGUFMap, cache_bytes: int) -> str | None:
     """What to warn of, if the budget is under the token cycle; None if it is not, or is 0.
 
@@ -52,6 +71,7 @@ def budget_warning(gguf: GGUFMap, cache_bytes: int) -> str | None:
     Raises:
         BudgetError: negative, too small for one layer of one token, or more than there is.
     """
+    check_addresses(gguf, max(cache_bytes, 0))
     if cache_bytes < 0:
         raise BudgetError(f"A cache of {cache_bytes / MIB:.2f} MiB makes no sense; 0 turns it off.")
     if cache_bytes == 0:

@@ -1,0 +1,176 @@
+"""Reads that fail and memory that is refused: an error of labkit, and no token from it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broken_files import WORDS, broken, needs_linux
+
+from labkit import bundled, host
+from labkit.errors import ReadError
+from labkit.runtime import Session
+
+pytestmark = pytest.mark.filterwarnings("ignore::labkit.runtime.BudgetWarning")
+
+TEXT = "In the beginning God created the heaven and the earth."
+LONG = TEXT * 6
+OVERLAPS = ["serial", "pipeline"] + ["userfaultfd"] * (host.userfaultfd_problem() is None)
+EXPERT = r"projection of expert \d+ in layer \d+ \(bytes \d+ to \d+\)"
+LAYER = r"projections of layer \d+ \(bytes \d+ to \d+\)"
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return bundled.model_path().resolve()
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> dict[str, str | None]:
+    """Hashes of the logits after each prompt, of a resident run."""
+    found = {}
+    with Session(model, resident=True) as session:
+        for prompt in (TEXT, LONG):
+            session.reset()
+            found[prompt] = session.generate(prompt, 6, hash_logits=True).logits_sha256
+    return found
+
+
+@needs_linux
+@pytest.mark.parametrize("fault", ["EIO", "end"])
+@pytest.mark.parametrize("direct_io", [None, False], ids=["direct", "buffered"])
+@pytest.mark.parametrize("prefetch", [None, "previous"])
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_a_token_whose_reads_fail_is_taken_back(
+    model: Path, expected: dict, overlap: Any, prefetch: Any, direct_io: bool | None, fault: str
+) -> None:
+    options: dict = {"overlap": overlap, "prefetch": prefetch, "direct_io": direct_io}
+    with Session(model, cache_mib=0.3, trial=False, **options) as session:
+        stream = session.stream(TEXT, 20)
+        for _ in range(3):
+            next(stream)
+        n_past, rows = session.n_past, len(session.trace.table)
+        with broken(model, fault) as break_now:
+            break_now()
+            with pytest.raises(ReadError, match=EXPERT) as caught:
+                next(stream)
+        assert WORDS[fault] in str(caught.value)
+        assert str(model) in str(caught.value)
+        assert (session.n_past, len(session.trace.table)) == (n_past, rows)
+        session.reset()
+        again = session.generate(TEXT, 6, hash_logits=True)
+        assert again.logits_sha256 == expected[TEXT]
+
+
+@needs_linux
+@pytest.mark.parametrize("fault", ["EIO", "end"])
+@pytest.mark.parametrize("prefill", ["experts", "layers"])
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_a_prompt_whose_reads_fail_is_taken_back(
+    model: Path, expected: dict, overlap: Any, prefill: Any, fault: str
+) -> None:
+    with Session(
+        model, cache_mib=5, prefill=prefill, overlap=overlap, n_ubatch=512, trial=False
+    ) as session:
+        with broken(model, fault) as break_now:
+            break_now()
+            words = LAYER if prefill == "layers" else EXPERT
+            with pytest.raises(ReadError, match=words) as caught:
+                session.generate(LONG, 6)
+        assert WORDS[fault] in str(caught.value)
+        assert (session.n_past, len(session.trace.table)) == (0, 0)
+        again = session.generate(LONG, 6, hash_logits=True)
+        assert again.logits_sha256 == expected[LONG]
+
+
+@needs_linux
+def test_a_disk_that_breaks_between_two_graphs_of_a_prompt(model: Path) -> None:
+    options: dict = {"n_ubatch": 32, "all_logits": True, "trial": False}
+    with Session(model, resident=True, **options) as session:
+        expected = session.generate(LONG, 6, hash_logits=True).logits_sha256
+    for prefill, fault in itertools.product(("experts", "layers"), ("EIO", "end")):
+        with Session(model, cache_mib=2, prefill=prefill, **options) as session:
+            session.generate(TEXT, 2)
+            n_past, seen = session.n_past, []
+
+            with broken(model, fault) as break_now:
+
+                def on_logits(row, seen=seen, break_now=break_now) -> None:
+                    seen.append(row)
+                    if len(seen) == 10:  # after the first of three graphs
+                        break_now()
+
+                session.on_logits = on_logits
+                with pytest.raises(ReadError, match=WORDS[fault]):
+                    session.generate(LONG, 6)
+            session.on_logits = None
+            assert session.n_past == n_past
+            session.reset()
+            assert session.generate(LONG, 6, hash_logits=True).logits_sha256 == expected
+
+
+@needs_linux
+def test_a_disk_that_breaks_while_a_model_opens(model: Path, tmp_path: Path) -> None:
+    """Dense weights come from the file as well."""
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(model.read_bytes())
+    from labkit.runtime.dense import DenseWeights
+
+    real = DenseWeights._load
+
+    def load(self, run, reader):
+        with broken(cut, "EIO") as break_now:
+            break_now()
+            return real(self, run, reader)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DenseWeights, "_load", load)
+        with pytest.raises(ReadError, match=r"Input/output error") as caught:
+            Session(cut, trial=False)
+    assert str(cut) in str(caught.value)
+    with Session(cut, trial=False) as session:
+        assert len(session.generate(TEXT, 2).tokens) == 2
+
+
+HUNGRY = """
+import json, resource, sys, warnings
+from pathlib import Path
+from labkit.errors import LabkitError
+from labkit.runtime import Session, ggml
+warnings.simplefilter("ignore")
+ggml.llama()
+model, mib, options = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (mib << 20),) * 2)
+try:
+    with Session(model, trial=False, **options) as session:
+        session.generate([7] * 300, 12)
+        session.generate([8] * 3, 12)
+    print("ran")
+except LabkitError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@needs_linux
+def test_memory_that_is_refused_is_an_error_and_not_the_end_of_the_process(model: Path) -> None:
+    options = {"cache_mib": 5, "prefill": "layers"}
+
+    def under_limit(mib: int) -> str:
+        child = subprocess.run(
+            [sys.executable, "-c", HUNGRY, str(model), str(mib), json.dumps(options)],
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert child.returncode == 0, f"{mib} MiB: {child.returncode} {child.stderr[-1500:]}"
+        return child.stdout.strip()
+
+    # llama.cpp and libgomp end the process at many of these, were they to try.
+    for mib in (40, 75):
+        assert re.match(r"BudgetError .*`ulimit -v`", under_limit(mib))
+    assert under_limit(1200) == "ran"
