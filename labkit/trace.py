@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -27,6 +28,14 @@ PHASES = ("prefill", "decode")
 COLUMNS = (
     "turn", "phase", "step", "layer", "slot", "expert", "weight", "resident", "read_bytes",
 )  # fmt: skip
+
+
+class Routing(Protocol):
+    """What a trace is made of: the routing of a batch, in one layer or in all."""
+
+    def table(self) -> pd.DataFrame:
+        """One row per token and slot, with `COLUMNS`; `phase` is an index into `PHASES`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +62,40 @@ class RoutingBlock:
 
     def table(self) -> pd.DataFrame:
         """One row per token and slot, with `COLUMNS`."""
-        n, k = self.experts.shape
-        return pd.DataFrame(
-            {
-                "turn": np.full(n * k, self.turn, np.int32),
-                "phase": np.full(n * k, PHASES.index(self.phase), np.int8),
-                "step": np.repeat(self.positions, k).astype(np.int32),
-                "layer": np.full(n * k, self.layer, np.int32),
-                "slot": np.tile(np.arange(k, dtype=np.int32), n),
-                "expert": self.experts.ravel(),
-                "weight": self.weights.ravel(),
-                "resident": self.resident.ravel(),
-                "read_bytes": self.read_bytes.ravel(),
-            }
-        )
+        return routing_rows(
+            self.turn, self.phase, self.positions, self.layer,
+            self.experts, self.weights, self.resident, self.read_bytes,
+        )  # fmt: skip
+
+
+def routing_rows(
+    turn: int,
+    phase: str,
+    steps: np.ndarray,
+    layers: np.ndarray | int,
+    experts: np.ndarray,
+    weights: np.ndarray,
+    resident: np.ndarray,
+    read_bytes: np.ndarray,
+) -> pd.DataFrame:
+    """A table with `COLUMNS`, a row per element of `experts` (n, k) and its like.
+
+    `steps` and `layers` are (n,), or one for all n.
+    """
+    n, k = experts.shape
+    return pd.DataFrame(
+        {
+            "turn": np.full(n * k, turn, np.int32),
+            "phase": np.full(n * k, PHASES.index(phase), np.int8),
+            "step": np.repeat(np.broadcast_to(steps, n), k).astype(np.int32),
+            "layer": np.repeat(np.broadcast_to(layers, n), k).astype(np.int32),
+            "slot": np.tile(np.arange(k, dtype=np.int32), n),
+            "expert": experts.ravel(),
+            "weight": weights.ravel(),
+            "resident": resident.ravel(),
+            "read_bytes": read_bytes.ravel(),
+        }
+    )
 
 
 @dataclass
@@ -88,12 +117,12 @@ class RouteTrace:
     entry_bytes: dict[int, int] = field(default_factory=dict)
     dense_bytes: dict[int, int] = field(default_factory=dict)
     tokens: list[tuple[int, int, str]] = field(default_factory=list)
-    _blocks: list[RoutingBlock] = field(default_factory=list, repr=False)
+    _blocks: list[Routing] = field(default_factory=list, repr=False)
     _loaded: pd.DataFrame | None = field(default=None, repr=False)
     _version: int = field(default=0, repr=False)
     _table: tuple[int, pd.DataFrame] | None = field(default=None, repr=False)
 
-    def append(self, block: RoutingBlock) -> None:
+    def append(self, block: Routing) -> None:
         """Add the routing of a batch."""
         self._blocks.append(block)
         self._version += 1
@@ -106,7 +135,7 @@ class RouteTrace:
 
     @property
     def n_blocks(self) -> int:
-        """How many batches of a layer were added live."""
+        """How many batches were added live."""
         return len(self._blocks)
 
     @property

@@ -11,7 +11,9 @@ import numpy as np
 from labkit.runtime import ggml
 
 
-def logits(path: Path, prompt: list[int], steps: int, *, threads: int = 2) -> np.ndarray:
+def logits(
+    path: Path, prompt: list[int], steps: int, *, threads: int = 2, n_ctx: int = 256
+) -> np.ndarray:
     """(len(prompt) + steps, n_vocab) float32: every prompt token, then greedy decode steps."""
     llama = ggml.llama()
     params = llama.llama_model_default_params()
@@ -20,7 +22,7 @@ def logits(path: Path, prompt: list[int], steps: int, *, threads: int = 2) -> np
     model = llama.llama_model_load_from_file(os.fsencode(path), params)
     assert model, f"stock llama.cpp does not load {path}"
     options = llama.llama_context_default_params()
-    options.n_ctx = 256
+    options.n_ctx = n_ctx
     options.n_batch = options.n_ubatch = 256
     options.n_threads = options.n_threads_batch = threads
     options.op_offload = options.offload_kqv = False

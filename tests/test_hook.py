@@ -6,9 +6,17 @@ import ctypes
 
 from labkit.errors import SeamError
 from labkit.runtime import ggml
+from labkit.runtime.abort import AbortFlag
+from labkit.runtime.capture import GraphCapture
 from labkit.runtime.hook import RouterHook
+from labkit.runtime.node_counter import NodeCounter
 
 _NODE = ctypes.sizeof(ggml.Tensor) + ggml.OBJECT_BYTES
+
+
+def is_set(abort: AbortFlag | NodeCounter) -> bool:
+    """What llama.cpp would be told after its next node."""
+    return ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(abort.function.value or 0)(abort.data)
 
 
 class Graph:
@@ -33,8 +41,7 @@ def answers(hook: RouterHook, graph: Graph, seen: list[int]) -> list[bool]:
 def watching() -> tuple[RouterHook, list[int]]:
     """A hook that watches layer 0, and the list of addresses that it had to look at."""
     hook = RouterHook(lambda *_: None)
-    hook._routing_nodes = {b"ffn_moe_weights-0": 0}
-    hook._dull.watch([b"ffn_moe_weights-0"], (b"ffn_moe_topk-",))
+    hook.watch(GraphCapture(sync_nodes={b"ffn_moe_weights-0": 0}))
     seen: list[int] = []
     look = hook._dull._on_node
 
@@ -98,4 +105,4 @@ def test_an_error_in_a_stop_sets_the_abort_flag_and_is_kept() -> None:
     assert hook.error is None
     assert hook.callback(graph.addresses[1]) is True  # stopped there; no topk was seen before
     assert isinstance(hook.error, SeamError)
-    assert hook.abort._buffer[0] == b"x"
+    assert is_set(hook.abort)

@@ -27,9 +27,9 @@ from labkit import bundled
 from labkit.errors import BudgetError, LlamaError, OptionError, ReadError, SessionError
 from labkit.gguf_map import open_gguf
 from labkit.runtime import BudgetWarning, Session, budget
+from labkit.runtime.abort import AbortFlag
 from labkit.runtime.budget import layer_floor_bytes
 from labkit.runtime.engine import Dense
-from labkit.runtime.hook import AbortFlag
 from labkit.runtime.interrupt import InterruptGuard
 from labkit.runtime.memory import PAGE, process_memory
 from labkit.runtime.overlap import OverlapChoice

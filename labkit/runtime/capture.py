@@ -24,6 +24,9 @@ class GraphCapture:
             weight that is used in two roles (tied embeddings) has two.
         sync_nodes: name of the node after which a layer's routing is known -> layer. It is the
             last of the layer's `ffn_moe_weights...` nodes, so that one stop gives ids and weights.
+        topk_nodes: name of the node with the layer's choice -> layer.
+        product_nodes: name of the layer's first product by expert -> layer, where it has a name
+            of its own.
         down_nodes: name of the node just before a layer's down projections are computed -> layer.
             A layer where that node has no name of its own is left out.
         nodes: addresses of all nodes in the graph's order; they hold until the next graph is built.
@@ -32,6 +35,8 @@ class GraphCapture:
     experts: dict[str, int] = field(default_factory=dict)
     dense: dict[str, set[int]] = field(default_factory=dict)
     sync_nodes: dict[bytes, int] = field(default_factory=dict)
+    topk_nodes: dict[bytes, int] = field(default_factory=dict)
+    product_nodes: dict[bytes, int] = field(default_factory=dict)
     down_nodes: dict[bytes, int] = field(default_factory=dict)
     nodes: list[int] = field(default_factory=list)
     _previous: bytes = b""
@@ -68,7 +73,7 @@ class GraphCapture:
                         f"{origin_name} is used by the node {name.decode(errors='replace')}, which "
                         "is no product by expert: it reads all experts, so none can be left out."
                     )
-                self._note_product(origin_name, source, parsed[0], node.src[2])
+                self._note_product(node, origin_name, source, parsed[0])
             elif leaf.op == _NO_OP and not leaf.view_src:
                 self.dense.setdefault(origin_name, set()).add(source)
         if name in self._names:
@@ -76,19 +81,26 @@ class GraphCapture:
         self._names.add(name)
         self._previous = name
 
-    def _note_product(self, tensor_name: str, address: int, layer: int, ids: int | None) -> None:
+    def _note_product(self, node: ggml.Tensor, tensor_name: str, address: int, layer: int) -> None:
         self.experts[tensor_name] = address
         if layer in self._layers_done:
             return
-        if ids != self._topk:
+        if node.src[2] != self._topk:
             raise StreamingRefusedError(
                 f"{tensor_name} takes its expert ids from a node that labkit does not know as the "
                 "router's choice (ffn_moe_topk), so it cannot know which experts to read."
             )
         self._layers_done.add(layer)
         self.sync_nodes[self._routing_node] = layer
+        self.topk_nodes[ggml.tensor_at(self._topk).name] = layer
+        if self._is_named(node.name, layer):
+            self.product_nodes[node.name] = layer
 
     def _note_down(self, layer: int) -> None:
-        # Names that llama.cpp gives end in the layer; others count the nodes of one graph.
-        if self._previous.endswith(b"-%d" % layer) and layer not in self.down_nodes.values():
+        if self._is_named(self._previous, layer) and layer not in self.down_nodes.values():
             self.down_nodes[self._previous] = layer
+
+    @staticmethod
+    def _is_named(name: bytes, layer: int) -> bool:
+        """Names that llama.cpp gives end in the layer; others count the nodes of one graph."""
+        return name.endswith(b"-%d" % layer)

@@ -15,6 +15,8 @@ _WORDS = ggml.MAX_NAME // 8
 class DullNodes(dict[int, bool]):
     """Address -> False for nodes that never stop a graph; `on_node` is asked about all others.
 
+    `on_first` is called before a graph's first node.
+
     Most nodes are dull by one word of their name (bytes 8 to 12), some by the whole of it.
     llama.cpp builds a graph anew when shapes change, in the same memory, and a name is final before
     the first question. So at each graph's first question the names at the addresses that were
@@ -25,9 +27,12 @@ class DullNodes(dict[int, bool]):
     _WORD = ggml.NAME_OFFSET + 8
     _MASK = (1 << 40) - 1
 
-    def __init__(self, on_node: Callable[[int], bool]) -> None:
+    def __init__(
+        self, on_node: Callable[[int], bool], on_first: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__()
         self._on_node = on_node
+        self._on_first = on_first
         self._kinds: frozenset[int] | None = None
         self._names: frozenset[bytes] = frozenset()
         self._prefixes: tuple[bytes, ...] = ()
@@ -84,6 +89,7 @@ class DullNodes(dict[int, bool]):
             self._learned = self[address] = False
 
     def _begin_at(self, first: int) -> None:
+        self._on_first()
         if not self._learned:
             self._arrange()
         mask = np.uint64(self._MASK)

@@ -83,8 +83,11 @@ class Engine:
             source = self.streaming.source if self.streaming else None
             self.recorder = Recorder(self.map, source)
             self.hook = RouterHook(
-                self.recorder.on_routing, source.wait_for_down if source else None
+                self.recorder.on_routing,
+                self.recorder.on_weights,
+                source.wait_for_down if source else None,
             )
+            undo.callback(self.hook.close)
             if self.streaming:
                 self.streaming.stop_graph_with(self.hook.abort.set)
             with InterruptGuard(self.hook.abort):
@@ -164,13 +167,14 @@ class Engine:
         if error := self.hook.error:
             raise error
         missed = self.streaming.source.orphaned if self.streaming else set()
-        if not whole and not missed:
-            raise KeyboardInterrupt
-        if missed := missed or self.hook.layers_missed():
+        if missed := missed or self.hook.missed:
             raise LlamaError(
                 f"The routing of layer {min(missed)} did not reach labkit: something raised inside "
                 "llama.cpp's callback (a signal handler?). The step was taken back."
             )
+        if not whole:
+            raise KeyboardInterrupt
+        self.recorder.keep()
         if self.streaming and phase == "decode":
             self.streaming.overlap.note_token(self.recorder.wall_s, self.recorder.bytes_read)
 

@@ -181,14 +181,14 @@ def is_float32(address: int) -> bool:
     return all_memory("i")[address >> 2] == 0
 
 
-def read_matrix(
+def matrix_view(
     address: int, dtype: type, shape: tuple[int, int], strides: tuple[int, int]
 ) -> np.ndarray:
-    """A copy of the `shape` of 4-byte elements of a tensor's data that lie `strides` apart."""
+    """The `shape` of 4-byte elements of a tensor's data that lie `strides` apart, in place."""
     data = all_memory("Q")[(address + _DATA) >> 3]
     extent = (shape[0] - 1) * strides[0] + (shape[1] - 1) * strides[1] + 4
     raw = all_memory("i")[data >> 2 : (data + extent) >> 2]
-    return np.ndarray(shape, dtype, raw, 0, strides).copy()
+    return np.ndarray(shape, dtype, raw, 0, strides)
 
 
 @functools.cache

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from labkit.runtime.hook import AbortFlag
+from labkit.runtime.abort import AbortFlag
+from labkit.runtime.node_counter import NodeCounter
 
 
 class InterruptGuard:
@@ -25,7 +26,7 @@ class InterruptGuard:
     callback of this thread aborts the step and is raised at its end.
     """
 
-    def __init__(self, abort: AbortFlag) -> None:
+    def __init__(self, abort: AbortFlag | NodeCounter) -> None:
         self._abort = abort
         self._previous: Any = None
         self.pending = False

@@ -7,13 +7,13 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from labkit.errors import LlamaError, OptionError, SessionError
+from labkit.errors import LlamaError, OptionError, SeamError, SessionError
 from labkit.gguf_map import GGUFMap
 from labkit.runtime import ggml, llama_log
 from labkit.runtime.hook import RouterHook
@@ -76,6 +76,8 @@ class NativeModel:
             self.n_ctx = n_ctx or min(4096, self._llama.llama_model_n_ctx_train(self._model))
             self.n_ubatch = min(n_ubatch, self.n_ctx)
             self._context = self._make_context(threads or _physical_cores())
+            if hook:
+                hook.attach(_callback_switch(self._context, hook))
         except BaseException:
             self.close()
             raise
@@ -141,9 +143,11 @@ class NativeModel:
             batch.seq_id[index][0] = 0
             batch.logits[index] = outputs[index]
         if self._hook:
-            self._hook.begin((len(tokens), sum(outputs)))
+            self._hook.begin((len(tokens), sum(outputs)), n_tokens=len(tokens))
         llama_log.forget()
         status = self._llama.llama_decode(self._context, batch)
+        if self._hook:
+            self._hook.end(whole=status == 0)
         if status == _ABORTED:
             return False
         if status == _NO_SLOT:
@@ -185,6 +189,29 @@ class NativeModel:
         if self._model:
             self._llama.llama_model_free(self._model)
             self._model = None
+
+
+def _callback_switch(context: int, hook: RouterHook) -> Callable[[bool], None] | None:
+    """What switches the eval callback of `context` on and off; None where that cannot be done.
+
+    llama.cpp sets the callback on its scheduler whenever it builds a graph, so off lasts until
+    then. The scheduler is known to a method that libllama exports under its C++ name.
+    """
+    pointer = ctypes.c_void_p
+    try:
+        get_scheduler = ggml.function("_ZNK13llama_context9get_schedEv", pointer, pointer)
+        set_callback = ggml.function(
+            "ggml_backend_sched_set_eval_callback", None, pointer, pointer, pointer
+        )
+    except SeamError:
+        return None
+    scheduler = get_scheduler(context)
+    callback = ctypes.cast(hook.callback, pointer)
+
+    def listen(on: bool) -> None:
+        set_callback(scheduler, callback if on else None, None)
+
+    return listen
 
 
 def _physical_cores() -> int:

@@ -11,12 +11,13 @@ import numpy as np
 
 from labkit.gguf_map import GGUFMap
 from labkit.policy.base import Entry
+from labkit.runtime.graph_record import GraphRecord
 from labkit.runtime.source import ExpertStreamSource
 from labkit.runtime.steps import Path, TokenStep
 from labkit.runtime.text import TextStream
 from labkit.runtime.totals import Totals
 from labkit.runtime.usage import usage
-from labkit.trace import RouteTrace, RoutingBlock
+from labkit.trace import RouteTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,6 @@ class Recorder:
     def __init__(self, gguf: GGUFMap, source: ExpertStreamSource | None) -> None:
         self._gguf = gguf
         self._source = source
-        self._blocks: list[RoutingBlock] = []
         self.totals = source.totals if source else Totals()
         self.restart()
 
@@ -87,27 +87,32 @@ class Recorder:
         `fetch` is called with each layer's choice, before its experts are used; None where they
         are all there.
         """
-        self._turn, self._phase, self._fetch = turn, phase, fetch
+        self._fetch = fetch
         self._path: Path = path
-        self._positions = np.arange(position, position + len(outputs))
-        self._output_positions = self._positions[np.asarray(outputs, bool)]
-        self._routed: list[tuple[int, np.ndarray, np.ndarray, Sequence[Entry]]] = []
+        entry_bytes = self.trace.entry_bytes
+        self._record = GraphRecord(turn, phase, position, outputs, entry_bytes)
         self._before = self.totals.copy()
         self._used_before = usage()
         self._begin_s = time.perf_counter()
 
-    def on_routing(self, layer: int, experts: np.ndarray, weights: np.ndarray) -> None:
+    def on_routing(self, layer: int, experts: np.ndarray) -> None:
         """One layer's choice over the batch; on return compute may begin."""
         missing = self._fetch(layer, experts) if self._fetch else ()
-        self._routed.append((layer, experts, weights, missing))
+        self._record.choose(layer, experts, missing)
+
+    def on_weights(self, _layer: int, weights: np.ndarray) -> None:
+        """The weights of the layer that has just chosen."""
+        self._record.weigh(weights)
 
     def end(self) -> None:
         """Call when the graph is over."""
         self.wall_s = time.perf_counter() - self._begin_s
         self._used_after = usage()
-        self._blocks = [self._block(*routed) for routed in self._routed]
-        for block in self._blocks:
-            self.trace.append(block)
+
+    def keep(self) -> None:
+        """The graph that just ended is whole: put its routing in the trace."""
+        if self._record:
+            self.trace.append(self._record)
 
     @property
     def bytes_read(self) -> int:
@@ -116,64 +121,39 @@ class Recorder:
 
     def steps(self, tokens: Sequence[int], text: TextStream) -> list[TokenStep]:
         """A step for each token of the graph that just ended."""
-        return [
-            self._step(index, position, token, text.add(token))
-            for index, (position, token) in enumerate(
-                zip(self._positions.tolist(), tokens, strict=True)
-            )
-        ]
-
-    def _step(self, index: int, position: int, token: int, text: str) -> TokenStep:
-        rows = []
-        for block in self._blocks:
-            if block.positions is self._positions:
-                rows.append((block, index))
-            elif len(row := np.flatnonzero(block.positions == position)):
-                rows.append((block, int(row[0])))
         spent = self.totals - self._before
         before, after = self._used_before, self._used_after
-        step = TokenStep(
-            index=position,
-            phase=self._phase,
-            token=token,
-            text=text,
-            layers=np.array([block.layer for block, _ in rows], np.int32),
-            experts=_stack([block.experts[row] for block, row in rows], np.int32),
-            weights=_stack([block.weights[row] for block, row in rows], np.float32),
-            hit=_stack([block.resident[row] for block, row in rows], np.bool_),
-            path=self._path,
-            wall_s=self.wall_s,
-            read_s=spent.read_s,
-            wait_s=spent.wait_s,
-            manage_s=spent.manage_s,
-            cpu_s=after.cpu_s - before.cpu_s,
-            major_faults=_difference(after.major_faults, before.major_faults),
-            energy_j=_difference(after.energy_j, before.energy_j),
-            bytes_read=spent.bytes_read,
-            prefetch_bytes=spent.prefetch_bytes,
-            hits=spent.hits,
-            prefetch_hits=spent.prefetch_hits,
-            misses=spent.misses,
-            resident_bytes=self._source.policy.resident_bytes if self._source else None,
-        )
-        self.trace.tokens.append((position, token, step.text))
-        return step
-
-    def _block(
-        self, layer: int, experts: np.ndarray, weights: np.ndarray, missing: Sequence[Entry]
-    ) -> RoutingBlock:
-        resident = np.ones(experts.shape, bool)
-        read_bytes = np.zeros(experts.shape, np.int64)
-        if missing:
-            missed = np.fromiter((expert for _, expert in missing), np.int32)
-            resident = ~np.isin(experts, missed)
-            distinct, first = np.unique(experts, return_index=True)
-            first = first[np.isin(distinct, missed)]
-            read_bytes.reshape(-1)[first] = self._gguf.entry_bytes(layer)
-        return RoutingBlock(
-            self._turn, self._phase, layer, self._who(len(experts)),
-            experts, weights, resident, read_bytes,
-        )  # fmt: skip
+        resident_bytes = self._source.policy.resident_bytes if self._source else None
+        found = []
+        for index, token in enumerate(tokens):
+            layers, experts, weights, hit = self._record.routing_of(index)
+            step = TokenStep(
+                index=self._record.position + index,
+                phase=self._record.phase,
+                token=token,
+                text=text.add(token),
+                layers=layers,
+                experts=experts,
+                weights=weights,
+                hit=hit,
+                path=self._path,
+                wall_s=self.wall_s,
+                read_s=spent.read_s,
+                wait_s=spent.wait_s,
+                manage_s=spent.manage_s,
+                cpu_s=after.cpu_s - before.cpu_s,
+                major_faults=_difference(after.major_faults, before.major_faults),
+                energy_j=_difference(after.energy_j, before.energy_j),
+                bytes_read=spent.bytes_read,
+                prefetch_bytes=spent.prefetch_bytes,
+                hits=spent.hits,
+                prefetch_hits=spent.prefetch_hits,
+                misses=spent.misses,
+                resident_bytes=resident_bytes,
+            )
+            self.trace.tokens.append((step.index, token, step.text))
+            found.append(step)
+        return found
 
     def mark(self) -> Mark:
         """Where the record stands now."""
@@ -187,21 +167,6 @@ class Recorder:
         """What happened since `mark`."""
         return self.totals - mark.totals
 
-    def _who(self, n: int) -> np.ndarray:
-        """Positions of a block's n tokens.
-
-        Before its last layer llama.cpp drops the tokens whose logits nobody asked for.
-        """
-        if n == len(self._positions):
-            return self._positions
-        if n == len(self._output_positions):
-            return self._output_positions
-        return np.full(n, -1)
-
 
 def _difference(after: Any, before: Any) -> Any:
     return None if after is None or before is None else after - before
-
-
-def _stack(rows: list[np.ndarray], dtype: type) -> np.ndarray:
-    return np.stack(rows) if rows else np.zeros((0, 0), dtype)
