@@ -37,9 +37,12 @@ class Usage(NamedTuple):
 
 def usage() -> Usage:
     """Read the counters. A few microseconds; RAPL, where it can be read, some more."""
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt if resource else None
     meter = _meter()
-    return Usage(time.process_time(), faults, meter.read() if meter else None)
+    energy_j = meter.read() if meter else None
+    if resource is None:
+        return Usage(time.process_time(), None, energy_j)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return Usage(used.ru_utime + used.ru_stime, used.ru_majflt, energy_j)
 
 
 def peak_resident_bytes() -> int | None:

@@ -20,13 +20,13 @@ import numpy as np
 
 from labkit.runtime import Session
 from labkit.runtime.stock import StockModel
+from labkit.runtime.text import TextStream
 
 
 def session_token(session: Session, token: int) -> float:
-    """Seconds of one decoded token."""
+    """Seconds of one decoded token, with all that a session records about it."""
     begin = time.perf_counter()
-    session._engine.graph([token], session.n_past, [True], turn=0, phase="decode")
-    session.n_past += 1
+    session._decode(token, TextStream(session._tokenizer))
     return time.perf_counter() - begin
 
 
@@ -35,14 +35,20 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=12)
-    parser.add_argument("--overlap", default="userfaultfd")
+    parser.add_argument("--overlap", default="serial")
+    parser.add_argument("--resident", action="store_true", help="the session streams nothing")
     parser.add_argument("--load", default="mmap", help="how stock llama.cpp loads: mmap, resident")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     tokens = np.random.default_rng(0).integers(10, 400, arguments.tokens).tolist()
     stock = StockModel(arguments.model, arguments.load, n_ctx=512)
     session = Session(
-        arguments.model, cache_mib="auto", overlap=arguments.overlap, prefill="experts", n_ctx=512
+        arguments.model,
+        resident=arguments.resident,
+        cache_mib=None if arguments.resident else "auto",
+        overlap=arguments.overlap,
+        prefill="experts",
+        n_ctx=512,
     )
     with stock, session:
         for token in tokens * 2:
