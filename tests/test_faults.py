@@ -174,3 +174,35 @@ def test_memory_that_is_refused_is_an_error_and_not_the_end_of_the_process(model
     for mib in (40, 75):
         assert re.match(r"BudgetError .*`ulimit -v`", under_limit(mib))
     assert under_limit(1200) == "ran"
+
+
+STOPPED = """
+import os, signal, subprocess, sys, time, warnings
+from labkit.runtime import Session
+warnings.simplefilter("ignore")
+stopper = "import os, signal, sys, time; pid = int(sys.argv[1]); os.kill(pid, signal.SIGSTOP);"
+stopper += "time.sleep(0.8); os.kill(pid, signal.SIGCONT)"
+with Session(sys.argv[1], cache_mib=5, trial=False, prefill="layers") as session:
+    reader = session._engine.streaming.reader
+    reader.slow_read_s = 0.4
+    real, at = reader._read_one, []
+
+    def stopped_at_the_third(request):
+        at.append(request)
+        if len(at) == 3:
+            subprocess.run([sys.executable, "-c", stopper, str(os.getpid())], check=True)
+        return real(request)
+
+    reader._read_one = stopped_at_the_third
+    print(session.generate([7] * 300, 3, hash_logits=True).logits_sha256)
+"""
+
+
+@needs_linux
+def test_a_process_that_was_stopped_for_a_while_goes_on(model: Path) -> None:
+    with Session(model, resident=True, trial=False) as session:
+        expected = session.generate([7] * 300, 3, hash_logits=True).logits_sha256
+    child = subprocess.run(
+        [sys.executable, "-c", STOPPED, str(model)], capture_output=True, text=True, timeout=120
+    )
+    assert child.stdout.strip() == expected, child.stderr[-1500:]

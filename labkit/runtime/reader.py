@@ -152,6 +152,7 @@ class FileReader:
         self._later: deque[tuple[ReadRequest, Batch]] = deque()
         self._lock = threading.Lock()
         self._under_way: dict[int, tuple[float, ReadRequest]] = {}
+        self._slow: dict[float, float] = {}  # by when a read began: when it was first seen as slow
         self._busy_since = 0.0
         self._busy_s = 0.0
 
@@ -195,12 +196,20 @@ class FileReader:
         return True
 
     def look_for_stuck(self) -> ReadError | None:
-        """Note in `stuck` a read that takes too long, if there is one, and return it."""
-        limit = time.perf_counter() - self.slow_read_s
-        for began_s, request in list(self._under_way.values()):
-            if began_s < limit and not self.stuck:
+        """Note in `stuck` a read that takes too long, if there is one, and return it.
+
+        The first look at a slow read only remembers it. In a process that was stopped meanwhile
+        (Ctrl-Z) a read looks slow that has long ended in the kernel: it is gone at the second.
+        """
+        now = time.perf_counter()
+        under_way = dict(self._under_way.copy().values())
+        slow = [began_s for began_s in under_way if began_s < now - self.slow_read_s]
+        self._slow = {began_s: self._slow.get(began_s, now) for began_s in slow}
+        for began_s, seen_s in self._slow.items():
+            if now - seen_s > self.slow_read_s / 8 and not self.stuck:
                 self.stuck = self._error(
-                    request, f"the read has not ended after {self.slow_read_s:g} seconds"
+                    under_way[began_s],
+                    f"the read has not ended after {self.slow_read_s:g} seconds",
                 )
         return self.stuck
 
