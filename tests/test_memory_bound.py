@@ -37,7 +37,7 @@ CASES: list[dict] = [
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory, synth_worker: synth.LlamaWorker) -> Path:
     path = tmp_path_factory.mktemp("bound") / "model.gguf"
-    shape = {"layers": 8, "experts": 32, "d_model": 1024, "d_ff": 768}
+    shape: dict = {"layers": 8, "experts": 32, "d_model": 1024, "d_ff": 768}
     synth.make_large("qwen3moe", path, worker=synth_worker, **shape)
     return path
 
@@ -45,7 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, synth_worker: synth.LlamaWor
 @pytest.fixture(scope="module")
 def measured(model: Path) -> Callable[[dict], Measured]:
     """Runs a case under its bound as the limit; its logits must be the resident run's."""
-    options = {"n_ctx": memory_bound.N_CTX, "n_ubatch": memory_bound.N_UBATCH}
+    options: dict = {"n_ctx": memory_bound.N_CTX, "n_ubatch": memory_bound.N_UBATCH}
     with Session(model, resident=True, **options) as session:
         expected = memory_bound.two_prompts(session)
 
