@@ -20,7 +20,7 @@ from typing import Literal
 import psutil
 
 from labkit import __version__, bundled, host
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, SeamError
 
 Verdict = Literal["ok", "note", "problem"]
 
@@ -49,6 +49,7 @@ def examine(model: Path | None = None, runs_dir: Path | None = None) -> list[Che
         ("labkit", _own_data),
         ("llama.cpp", _llama_cpp),
         ("seam", _seam),
+        ("graph stops", _graph_stops),
         ("packages", _packages),
         ("jupyter", _jupyter),
         ("cores", _cores),
@@ -125,6 +126,22 @@ def _seam() -> Iterator[Check]:
 
     rows = ggml.self_check()
     yield Check("seam", "ok", f"{len(rows)} properties of ggml_tensor are as labkit expects")
+
+
+def _graph_stops() -> Iterator[Check]:
+    from labkit.runtime import node_counter
+    from labkit.runtime.native import scheduler_functions
+
+    reason = "" if node_counter.is_available() else "this C library cannot count computed nodes"
+    try:
+        scheduler_functions()
+    except SeamError as error:
+        reason = str(error)
+    if reason:
+        advice = "Works, but every token asks about every node of its graph, which takes time."
+        yield Check("graph stops", "note", reason, advice)
+    else:
+        yield Check("graph stops", "ok", "counted in the C library while a graph runs again")
 
 
 def _packages() -> Iterator[Check]:

@@ -30,6 +30,7 @@ def test_every_line_has_a_verdict_and_what_is_not_ok_says_what_to_do(tmp_path):
         "cores",
         "memory",
         "locked memory",
+        "graph stops",
         "userfaultfd",
         "model",
         "results",
@@ -147,3 +148,13 @@ def test_json_on_stdout_alone():
     report = json.loads(run.stdout)
     assert report["ok"] == (run.returncode == 0)
     assert {"name", "verdict", "found", "advice"} == set(report["checks"][0])
+
+
+def test_a_library_that_cannot_count_nodes_is_told(monkeypatch):
+    from labkit.runtime import node_counter
+
+    monkeypatch.setattr(node_counter, "is_available", lambda: False)
+    check = _by_name(doctor.examine())["graph stops"]
+    assert check.verdict == "note"
+    assert "cannot count" in check.found
+    assert check.advice

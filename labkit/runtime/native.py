@@ -191,22 +191,30 @@ class NativeModel:
             self._model = None
 
 
-def _callback_switch(context: int, hook: RouterHook) -> Callable[[bool], None] | None:
-    """What switches the eval callback of `context` on and off; None where that cannot be done.
+def scheduler_functions() -> tuple[Any, Any]:
+    """(what gives a context's scheduler, what sets the scheduler's eval callback).
 
-    llama.cpp sets the callback on its scheduler whenever it builds a graph, so off lasts until
-    then. The scheduler is known to a method that libllama exports under its C++ name.
+    llama.cpp sets that callback itself whenever it builds a graph. The scheduler is known to a
+    method that libllama exports under its C++ name.
+
+    Raises:
+        SeamError: the installed llama.cpp does not export them.
     """
     pointer = ctypes.c_void_p
+    return (
+        ggml.function("_ZNK13llama_context9get_schedEv", pointer, pointer),
+        ggml.function("ggml_backend_sched_set_eval_callback", None, pointer, pointer, pointer),
+    )
+
+
+def _callback_switch(context: int, hook: RouterHook) -> Callable[[bool], None] | None:
+    """What switches the eval callback of `context` off and on again, until a graph is built."""
     try:
-        get_scheduler = ggml.function("_ZNK13llama_context9get_schedEv", pointer, pointer)
-        set_callback = ggml.function(
-            "ggml_backend_sched_set_eval_callback", None, pointer, pointer, pointer
-        )
+        get_scheduler, set_callback = scheduler_functions()
     except SeamError:
         return None
     scheduler = get_scheduler(context)
-    callback = ctypes.cast(hook.callback, pointer)
+    callback = ctypes.cast(hook.callback, ctypes.c_void_p)
 
     def listen(on: bool) -> None:
         set_callback(scheduler, callback if on else None, None)
