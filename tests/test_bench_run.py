@@ -196,6 +196,14 @@ def test_the_command_shows_tables_a_verdict_and_what_comes_next(tmp_path: Path) 
     assert plain["not_controlled"]
 
 
+def test_a_benchmark_of_which_nothing_ran_has_failed(tmp_path: Path) -> None:
+    words = ["--cases", "traced", "--rounds", 1, "-n", 1, "--tokens", 10**6, "--out", tmp_path]
+    done = labkit(model_path("main-q4_0"), *words)
+    assert done.returncode == 1
+    assert "Token id 1000000 does not exist" in " ".join(done.stdout.split())
+    assert labkit(model_path("main-q4_0"), *words, "--json").returncode == 1
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
@@ -205,6 +213,7 @@ def test_the_command_shows_tables_a_verdict_and_what_comes_next(tmp_path: Path) 
         (["--memory-limit-mib", 5, "--memory-limit-pct", 5], 2, "one of the two"),
         (["--tokens", "1,x"], 2, "token ids"),
         (["--out", "/nowhere", "--append"], 1, "cannot be read"),
+        (["--cases", "stream:policy=mru"], 1, "no policy 'mru'"),
     ],
 )
 def test_wrong_use_is_said_in_one_message(words: list, code: int, message: str) -> None:

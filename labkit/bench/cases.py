@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from labkit.errors import OptionError
 from labkit.host import userfaultfd_problem
+from labkit.policy import ONLINE
+from labkit.runtime.engine import Dense
+from labkit.runtime.streaming import Prefetch, Prefill
 
 CacheMib = float | Literal["auto"] | None
 
@@ -51,7 +54,13 @@ KINDS: dict[str, Kind] = {
                                False, {"overlap": "userfaultfd"}),
 }  # fmt: skip
 
-_SESSION_KEYS = {"lanes": int, "policy": str, "dense": str, "prefill": str, "prefetch": str}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "policy": ONLINE,
+    "dense": get_args(Dense),
+    "prefill": get_args(Prefill),
+    "prefetch": get_args(get_args(Prefetch)[0]),
+}
+_KEYS = ("lanes", *_CHOICES, "cache_mib")
 
 
 @dataclass(frozen=True)
@@ -139,13 +148,17 @@ def _expand(text: str, budgets: Sequence[CacheMib]) -> list[Case]:
 def _value(text: str, key: str, value: str) -> Any:
     if key == "cache_mib":
         return parse_budget(value)
-    if key not in _SESSION_KEYS:
-        known = ", ".join([*_SESSION_KEYS, "cache_mib"])
+    if key not in _KEYS:
+        known = ", ".join(_KEYS)
         raise OptionError(f"{text!r}: {key!r} is no option of a case; there are {known}")
-    try:
-        return _SESSION_KEYS[key](value)
-    except ValueError:
-        raise OptionError(f"{text!r}: {key} must be a whole number, not {value!r}") from None
+    if key in _CHOICES:
+        if value not in _CHOICES[key]:
+            known = ", ".join(_CHOICES[key])
+            raise OptionError(f"{text!r}: there is no {key} {value!r}; there are {known}")
+        return value
+    if not value.isdecimal() or int(value) < 1:
+        raise OptionError(f"{text!r}: {key} must be a whole number from 1 on, not {value!r}")
+    return int(value)
 
 
 def parse_budget(text: str) -> CacheMib:

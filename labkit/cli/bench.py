@@ -26,8 +26,9 @@ def command(
         typer.Option(
             metavar="A,B,...",
             help="What takes turns: resident, mmap, mmap-random, repack, traced, stream, "
-            "stream-serial, stream-pipeline, stream-userfaultfd; a streamed one also as "
-            "stream:lanes=8:prefetch=previous. Without it all that make sense here.",
+            "stream-serial, stream-pipeline, stream-userfaultfd; a streamed one also with options "
+            "of a session, lanes, policy, dense, prefill, prefetch, cache_mib: "
+            "stream:lanes=8:prefetch=router. Without it all that make sense here.",
         ),
     ] = None,
     cache_mib: Annotated[
@@ -111,10 +112,13 @@ def command(
 
         result = run_bench(plan, show, keep, earlier=earlier)
     table = _save(result, directory)
+    nothing_ran = not (result.runs["status"] == "ok").any()
     if json:
         emit_json(_plain(result, table, directory))
-        return
+        raise typer.Exit(nothing_ran)
     _show(result, table, stdout())
+    if nothing_ran:
+        raise typer.Exit(1)
     stdout().print(
         f"\nTables: {directory}. To see where the time goes:\n"
         f"  labkit run 4 -p bench_dir {directory.resolve()}",
@@ -128,7 +132,7 @@ def _announce(plan: Plan, directory: Path) -> None:
     limit = plan.memory_limit_mib
     about = "no memory limit" if limit is None else f"memory limit {limit:,.0f} MiB"
     stderr().print(
-        f"{len(plan.cases)} cases x {plan.rounds} rounds, {plan.warmup} + {plan.n} tokens each, "
+        f"Cases: {len(plan.cases)}, rounds: {plan.rounds}, {plan.warmup} + {plan.n} tokens each, "
         f"{about}. Ctrl-C stops; finished rounds are kept in {directory}.",
         markup=False, soft_wrap=True,
     )  # fmt: skip
