@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -47,9 +48,20 @@ class RouterFormula:
     tolerance: float
     _round: Step
 
+    @cached_property
+    def _ranking(self) -> tuple[Step, ...]:
+        """The steps up to the last that can change which scores are higher."""
+        steps = list(self.steps)
+        while steps and steps[-1] in _RISING:
+            steps.pop()
+        return tuple(steps)
+
     def choose(self, inputs: np.ndarray) -> list[int]:
         """The `k` experts with the highest scores for (n_embd,) float32, the highest first."""
-        return np.argsort(-self._scores(self._logits(inputs)))[: self.k].tolist()
+        scores = self._logits(inputs)
+        for step in self._ranking:
+            scores = step(scores)
+        return np.argsort(-scores)[: self.k].tolist()
 
     def explains(self, inputs: np.ndarray, chosen: list[int]) -> bool | None:
         """Whether `chosen` are the experts with the highest scores.
@@ -207,6 +219,7 @@ def _softplus(scores: np.ndarray) -> np.ndarray:
 
 
 _ACTIVATIONS: dict[str, Step] = {"SIGMOID": _sigmoid, "SOFTPLUS": _softplus, "SQRT": np.sqrt}
+_RISING = (_softmax, *_ACTIVATIONS.values())  # a higher logit is a higher score
 
 
 def _as_it_is(inputs: np.ndarray) -> np.ndarray:

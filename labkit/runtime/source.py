@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from typing import Literal
 
 from labkit.errors import ReadError
@@ -14,7 +12,7 @@ from labkit.gguf_map import GGUFMap
 from labkit.policy import CachePolicy
 from labkit.policy.base import Entry, Lookup
 from labkit.runtime.expert_memory import ExpertMemory
-from labkit.runtime.reader import Batch, FileReader
+from labkit.runtime.reader import Batch, FileReader, ReadRequest
 from labkit.runtime.totals import Totals
 
 Overlap = Literal["serial", "pipeline", "userfaultfd"]
@@ -24,6 +22,8 @@ Overlap = Literal["serial", "pipeline", "userfaultfd"]
 class _Pending:
     batch: Batch
     entries: list[Entry]
+    requests: Sequence[ReadRequest] = ()  # of one entry ahead of need
+    is_guess: bool = False  # withdrawn if its layer chooses otherwise
 
 
 class ExpertStreamSource:
@@ -60,9 +60,10 @@ class ExpertStreamSource:
         self._asked: list[_Pending] = []
         self._ahead: list[_Pending] = []
         self._unmet: dict[Entry, _Pending] = {}
+        self._needed: list[_Pending] = []
         self._busy_s = 0.0
 
-    def request(self, layer: int, experts: Iterable[int]) -> Lookup:
+    def request(self, layer: int, experts: Collection[int]) -> Lookup:
         """Ask for the distinct `experts` of `layer`; reads of those that are missing begin.
 
         Raises:
@@ -71,10 +72,14 @@ class ExpertStreamSource:
         begin = time.perf_counter()
         self._collect(0)
         waited_s = self.totals.wait_s
+        if self._ahead:
+            self._withdraw(layer, experts)
         lookup = self.policy.request(layer, experts, self._entry_bytes[layer])
         self.totals.hits += len(lookup.hits)
         self.totals.misses += len(lookup.misses)
-        self._make_way(lookup, lookup.hits)
+        if self._unmet:
+            self._meet(lookup.hits)
+        self._make_way(lookup)
         if lookup.misses:
             self._read(layer, lookup.misses)
         self.totals.manage_s += time.perf_counter() - begin - (self.totals.wait_s - waited_s)
@@ -82,10 +87,15 @@ class ExpertStreamSource:
 
     def wait(self, layer: int, lookup: Lookup) -> None:
         """Return when `layer` may compute with what it asked for. Raises ReadError."""
-        if lookup.misses and self.overlap != "userfaultfd":
+        needed, self._needed = self._needed, []
+        if self.overlap == "userfaultfd":
+            return
+        for pending in needed:
+            self._finish(pending)
+        if lookup.misses:
             self._collect(1 if self._splits(layer) else 0)
 
-    def fetch(self, layer: int, experts: Iterable[int]) -> Lookup:
+    def fetch(self, layer: int, experts: Collection[int]) -> Lookup:
         """`request`, then `wait`."""
         lookup = self.request(layer, experts)
         self.wait(layer, lookup)
@@ -99,11 +109,11 @@ class ExpertStreamSource:
         """Read entries that `layer` may ask for soon; nothing of `keep` goes for them."""
         begin = time.perf_counter()
         wanted = [(layer, expert) for expert in experts]
-        lookup = self.policy.admit(wanted, self._entry_bytes[layer], keep)
-        if lookup.misses:
-            self._make_way(lookup, ())
-            for entry in lookup.misses:  # one by one, so that nobody waits for the wrong ones
-                self._read_ahead([entry])
+        if not all(entry in self.policy for entry in wanted):
+            lookup = self.policy.admit(wanted, self._entry_bytes[layer], keep)
+            self._make_way(lookup)
+            for entry in lookup.misses:
+                self._read_ahead(entry, is_guess=True)
         self.totals.manage_s += time.perf_counter() - begin
 
     def preload(self, entries: Sequence[Entry]) -> None:
@@ -121,14 +131,34 @@ class ExpertStreamSource:
         for entry in reversed(fitting):
             self.policy.admit([entry], self._entry_bytes[entry[0]])
         self.memory.evict((), fitting)
-        for _, of_layer in groupby(sorted(fitting), key=itemgetter(0)):
-            self._read_ahead(list(of_layer))
+        for entry in sorted(fitting):
+            self._read_ahead(entry, is_guess=False)
 
-    def _read_ahead(self, entries: list[Entry]) -> None:
-        batch = self._reader.submit(self.memory.requests(entries), urgent=False)
-        pending = _Pending(batch, entries)
+    def _read_ahead(self, entry: Entry, *, is_guess: bool) -> None:
+        requests = self.memory.requests([entry])
+        batch = self._reader.submit(requests, urgent=False)
+        pending = _Pending(batch, [entry], requests, is_guess)
         self._ahead.append(pending)
-        self._unmet.update(dict.fromkeys(entries, pending))
+        self._unmet[entry] = pending
+
+    def _withdraw(self, layer: int, experts: Collection[int]) -> None:
+        """Take back wrong guesses for `layer`, which chose `experts`, that no lane has begun."""
+        gone: list[Entry] = []
+        for pending in [p for p in self._ahead if p.is_guess]:
+            entry = pending.entries[0]
+            if entry[0] == layer and entry[1] not in experts and self._take_back(pending):
+                self.policy.discard(entry)
+                gone.append(entry)
+        if gone:
+            self.memory.evict(gone, ())
+
+    def _take_back(self, pending: _Pending) -> bool:
+        if not self._reader.withdraw(pending.batch):
+            return False
+        self.memory.landings.difference_update(request.target for request in pending.requests)
+        self._ahead.remove(pending)
+        self._unmet.pop(pending.entries[0], None)
+        return True
 
     def make_room(self, budget_bytes: int) -> None:
         """Drop what the policy would drop first until at most so many bytes are resident."""
@@ -170,11 +200,22 @@ class ExpertStreamSource:
         """Bytes of expert memory that the kernel holds for this source (not our own sum)."""
         return self.memory.resident_bytes()
 
-    def _make_way(self, lookup: Lookup, hits: Collection[Entry]) -> None:
+    def _meet(self, hits: Collection[Entry]) -> None:
+        """Entries that are used were read ahead, or are being read: now their reads are urgent."""
+        for entry in hits:
+            if pending := self._unmet.pop(entry, None):
+                self.totals.prefetch_hits += 1
+                if self._reader.withdraw(pending.batch):
+                    pending.batch = self._reader.submit(pending.requests)
+                self._needed.append(pending)
+
+    def _make_way(self, lookup: Lookup) -> None:
         """Take the pages of what goes, once no read ahead of need is under way into them."""
         try:
-            if self._unmet:
-                self._meet(hits, lookup.evicted)
+            for entry in lookup.evicted if self._unmet else ():
+                pending = self._unmet.pop(entry, None)
+                if pending and not self._take_back(pending):
+                    self._finish(pending)
         except ReadError:
             for entry in lookup.misses:
                 self.policy.discard(entry)
@@ -212,17 +253,6 @@ class ExpertStreamSource:
             self.totals.bytes_read += pending.batch.bytes_read
             self.totals.prefetch_bytes += pending.batch.bytes_read
 
-    def _meet(self, hits: Collection[Entry], evicted: Collection[Entry]) -> None:
-        """Prefetched entries that are used or go: wait for their reads where nobody else does."""
-        for entry in hits:
-            if pending := self._unmet.pop(entry, None):
-                self.totals.prefetch_hits += 1
-                if self.overlap != "userfaultfd":
-                    self._finish(pending)
-        for entry in evicted:
-            if pending := self._unmet.pop(entry, None):
-                self._finish(pending)
-
     def _finish(self, pending: _Pending) -> None:
         begin = time.perf_counter()
         try:
@@ -236,7 +266,7 @@ class ExpertStreamSource:
     def _forget_reads(self) -> None:
         """After a failure: nothing that was being read counts as resident."""
         pendings = [*self._asked, *self._ahead]
-        self._asked, self._ahead, self._unmet = [], [], {}
+        self._asked, self._ahead, self._unmet, self._needed = [], [], {}, []
         for pending in pendings:
             if not self._reader.drain(pending.batch):
                 return  # nothing is computed any more, so nothing that is forgotten matters

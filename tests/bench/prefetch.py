@@ -2,10 +2,11 @@
 
     python tests/bench/prefetch.py MODEL --cache-mib 400 1150 --tokens 24 --warmup 4
 
-For each budget and way of overlap the sessions are open side by side and decode the same tokens;
-who goes first changes with each token. Prints JSON: for each kind the median time of a token, its
-ratio to the time without prefetch (median over tokens, with a 95 % bootstrap interval), hits,
-bytes read, exposed wait, and how often the predictions and the control were right.
+For each budget and way of overlap the sessions are open side by side and decode the same tokens,
+in an order drawn anew for each token: who comes second finds what the first has read in the caches
+of a virtual disk. Prints JSON: for each kind the median time of a token, its ratio to the time
+without prefetch (median over tokens, with a 95 % bootstrap interval), hits, bytes read, exposed
+wait, and how often the predictions and the control were right.
 """
 
 from __future__ import annotations
@@ -23,19 +24,16 @@ from labkit.runtime import Session, TokenStep
 KINDS = (None, "previous", "router")
 
 
-def compare(model: str, cache_mib: float, overlap: Any, prompt: list[int], warmup: int) -> Any:
+def compare(model: str, options: dict[str, Any], prompt: list[int], warmup: int) -> dict[str, Any]:
     """Figures of each kind of prefetch at one budget."""
     sessions = [
-        Session(
-            model, cache_mib=cache_mib, overlap=overlap, prefetch=kind, prefill="experts", n_ctx=512
-        )
-        for kind in KINDS
+        Session(model, prefetch=kind, prefill="experts", n_ctx=512, **options) for kind in KINDS
     ]
     steps: list[list[TokenStep]] = [[] for _ in KINDS]
     try:
-        for index, token in enumerate(prompt):
-            for turn in range(len(KINDS)):
-                which = (index + turn) % len(KINDS)
+        rng = np.random.default_rng(0)
+        for token in prompt:
+            for which in rng.permutation(len(KINDS)).tolist():
                 sessions[which].generate([token], 0)
                 steps[which] += sessions[which].prefill_steps
         tables = [session.prefetch_accuracy for session in sessions]
@@ -67,6 +65,7 @@ def figures(steps: list[TokenStep], plain_ms: np.ndarray) -> dict[str, Any]:
         "prefetch_hit_pct": round(100 * sum(s.prefetch_hits for s in steps) / (hits + misses), 1),
         "read_mib": round(float(np.mean([s.bytes_read / 2**20 for s in steps])), 1),
         "prefetch_mib": round(float(np.mean([s.prefetch_bytes / 2**20 for s in steps])), 1),
+        "read_ms": round(float(np.median([1e3 * s.read_s for s in steps])), 2),
         "wait_ms": round(float(np.median([1e3 * s.wait_s for s in steps])), 2),
         "manage_ms": round(float(np.median([1e3 * s.manage_s for s in steps])), 2),
     }
@@ -90,12 +89,16 @@ def main() -> None:
     parser.add_argument("--overlap", nargs="+", default=["serial", "userfaultfd"])
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--warmup", type=int, default=6)
+    parser.add_argument("--threads", type=int, help="compute threads; else one for each core")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     tokens = np.random.default_rng(0).integers(10, 400, arguments.tokens + arguments.warmup)
     result = {
         f"{cache_mib:g} MiB, {overlap}": compare(
-            arguments.model, cache_mib, overlap, tokens.tolist(), arguments.warmup
+            arguments.model,
+            {"cache_mib": cache_mib, "overlap": overlap, "threads": arguments.threads},
+            tokens.tolist(),
+            arguments.warmup,
         )
         for cache_mib in arguments.cache_mib
         for overlap in arguments.overlap
