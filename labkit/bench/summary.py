@@ -19,8 +19,8 @@ _MEANS = [
 ]  # fmt: skip
 #: Medians over a case's runs.
 _MEDIANS = [
-    "cache_mib", "open_s", "prefill_s", "first_token_s", "load_read_mib", "load_major_faults",
-    "peak_rss_mib", "cgroup_peak_mib", "expert_resident_mib",
+    "cache_mib", "open_s", "prefill_s", "first_token_s", "open_read_mib", "load_read_mib",
+    "load_major_faults", "peak_rss_mib", "cgroup_peak_mib", "expert_resident_mib",
 ]  # fmt: skip
 
 
@@ -33,7 +33,8 @@ def summary(result: BenchResult) -> pd.DataFrame:
     p95_ms, p99_ms of all tokens' latency; per token, in the median round, wall_ms, compute_ms (a
     residual), wait_ms, manage_ms, read_ms, read_mib, prefetch_mib, cpu_ms, major_faults, energy_j;
     hit_pct of all lookups; cold start, medians over rounds: open_s,
-    prefill_s, first_token_s, first_token_ratio (baseline's time by this), load_read_mib,
+    prefill_s, first_token_s, first_token_ratio (baseline's time by this), open_read_mib and
+    load_read_mib (what storage gave while opening, and until the first token),
     load_major_faults; memory; same_bits (None where nothing can be compared), differs_at.
     """
     bits = identity(result).set_index("case")

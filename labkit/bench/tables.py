@@ -62,8 +62,8 @@ def _start(rows: Sequence[dict[Any, Any]], base: str) -> Table:
     shown = _table(
         "Cold start and memory",
         f"Open plus prompt, the file dropped from the page cache before; base is {base}. Peak is "
-        "the process's own memory; in brackets what its cgroup had, page cache included. Faults "
-        "waited for a disk.",
+        "the process's own memory; in brackets what its cgroup had, page cache included. Read is "
+        "what storage gave while opening + for the prompt. Faults waited for a disk.",
         (
             "open\ns",
             "prompt\ns",
@@ -83,12 +83,17 @@ def _start(rows: Sequence[dict[Any, Any]], base: str) -> Table:
             number(row["open_s"], 2),
             number(row["prefill_s"], 2),
             number(row["first_token_ratio"], 2),
-            number(row["load_read_mib"], 0),
+            _read(row),
             peak,
             {True: "yes", False: "no"}.get(row["same_bits"], "–"),
             number(row["major_faults"], 1),
         )
     return shown
+
+
+def _read(row: dict[Any, Any]) -> str:
+    opening, whole = row["open_read_mib"], row["load_read_mib"]
+    return f"{number(opening, 0)} + {number(whole - opening, 0)}" if whole == whole else "–"
 
 
 def _table(title: str, caption: str, columns: Iterable[str]) -> Table:
