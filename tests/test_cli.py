@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from notebook_factory import write_notebook
 
-from labkit import __version__
+from labkit import __version__, bundled
 from labkit.cli import COMMANDS
 from labkit.cli.run import joined_pairs
 
@@ -138,3 +138,19 @@ def test_replay_shows_writes_and_refuses(tmp_path):
     trace.write_text(names + "\n".join(rows) + "\n")
     assert labkit("replay", trace).returncode == 1
     assert labkit("replay", trace, "--entry-bytes", "4096").returncode == 0
+
+
+def test_generate_takes_a_policy_and_refuses_one_that_it_does_not_know():
+    wanted = ("generate", bundled.model_path(), "-p", "In the", "-n", "2", "--policy")
+    assert labkit(*wanted, "echo").returncode == 0
+    done = labkit(*wanted, "mru")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: there is no cache policy 'mru'; there are lru")
+    assert "Traceback" not in done.stderr
+
+
+def test_generate_shows_the_text_as_it_comes_and_all_of_it():
+    wanted = ("generate", bundled.model_path(), "-p", "In the beginning", "-n", "8")
+    shown = labkit(*wanted).stdout
+    assert shown == json.loads(labkit(*wanted, "--json").stdout)["text"] + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ from labkit.cli import options
 
 if TYPE_CHECKING:
     from labkit.runtime import Generation, Session
+    from labkit.runtime.steps import TokenStep
 
 
 def command(
@@ -25,6 +27,7 @@ def command(
     direct_io: options.DirectIO = None,
     overlap: options.Overlap = "auto",
     prefill: options.Prefill = "auto",
+    policy: options.Policy = "lru",
     threads: options.Threads = None,
     n_ctx: options.ContextLength = None,
     temperature: options.Temperature = 0.0,
@@ -49,21 +52,29 @@ def command(
         direct_io=direct_io,
         overlap=overlap,  # pyright: ignore[reportArgumentType] - the session checks it
         prefill=prefill,  # pyright: ignore[reportArgumentType]
+        policy=policy,
         threads=threads,
         n_ctx=n_ctx,
         temperature=temperature,
         seed=seed,
     ) as session:
         open_s = time.perf_counter() - begin
-        result = session.generate(wanted, n, hash_logits=True)
+        show = None if json else _show
+        result = session.generate(wanted, n, hash_logits=True, on_step=show)
         figures = _figures(session, result, open_s)
         if metrics:
             _write_metrics(metrics, session, result, io_threads=lanes, temp=temperature, seed=seed)
     if json:
         emit_json(figures)
         return
-    typer.echo(result.text or " ".join(map(str, result.tokens)))
+    typer.echo("" if result.text else " ".join(map(str, result.tokens)))
     stderr().print(_summary(figures), style="dim")
+
+
+def _show(step: TokenStep) -> None:
+    """The text as it comes."""
+    typer.echo(step.text, nl=False)
+    sys.stdout.flush()
 
 
 def _figures(session: Session, result: Generation, open_s: float) -> dict[str, Any]:

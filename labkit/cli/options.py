@@ -48,15 +48,24 @@ CacheMib = Annotated[
 Overlap = Annotated[
     str,
     typer.Option(
-        metavar="auto|serial|pipeline|userfaultfd",
-        help="How reads overlap with compute; auto tries and keeps the fastest.",
+        metavar="HOW",
+        help="How reads overlap with compute: serial, pipeline, userfaultfd, or auto, which tries "
+        "and keeps the fastest.",
     ),
 ]
 Prefill = Annotated[
     str,
     typer.Option(
-        metavar="auto|experts|layers",
-        help="How a prompt's experts come: one by one through the cache, or whole layers.",
+        metavar="HOW",
+        help="How a prompt's experts come: experts (one by one through the cache), layers (whole "
+        "layers through two slots), or auto.",
+    ),
+]
+Policy = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="What stays in the cache: lru, echo, or any other name that `labkit replay` takes.",
     ),
 ]
 Resident = Annotated[

@@ -75,10 +75,7 @@ class Session:
         prefill_steps: a `TokenStep` per token of the last prompt.
         n_past: tokens in the context, of at most `n_ctx`.
         cache_bytes: budget for expert weights, None in a resident run.
-        resident_expert_bytes: expert weights in memory as the kernel counts them.
         reader_note: whether reads go past the page cache, and why.
-        overlap, overlap_note: how reads overlap with compute, and why.
-        prefill_layers: what each layer of the last prompt took, if it streamed whole layers.
 
     Raises:
         ModelFileError, StreamingRefusedError, BudgetError, LlamaError, SeamError, ReadError.
@@ -233,19 +230,25 @@ class Session:
             stream_id = self._stream_id
         return self._run(tokens, n, stream_id, result, digest)
 
-    def generate(self, prompt: Prompt, n: int = 64, *, hash_logits: bool = False) -> Generation:
-        """`stream` to its end. See there for what it raises."""
+    def generate(
+        self,
+        prompt: Prompt,
+        n: int = 64,
+        *,
+        hash_logits: bool = False,
+        on_step: Callable[[TokenStep], object] | None = None,
+    ) -> Generation:
+        """`stream` to its end, which calls `on_step` with each. See there for what it raises."""
         digest = hashlib.sha256() if hash_logits else None
-        start = time.perf_counter()
-        result = Generation(prompt_tokens=self._encode(prompt), begin_s=start)
-        result.steps = list(self._begin(result.prompt_tokens, n, result, digest))
-        result.decode_s = time.perf_counter() - start - result.prefill_s
-        result.tokens = [step.token for step in result.steps]
-        result.text = "".join(step.text for step in result.steps)
+        result = Generation(prompt_tokens=self._encode(prompt))
+        for step in self._begin(result.prompt_tokens, n, result, digest):
+            result.steps.append(step)
+            if on_step:
+                on_step(step)
+        result.decode_s = time.perf_counter() - result.begin_s - result.prefill_s
         result.stop = "length" if len(result.steps) == n else "end of text"
-        result.hits += sum(step.hits for step in result.steps)
-        result.misses += sum(step.misses for step in result.steps)
         result.logits_sha256 = digest.hexdigest() if digest else None
+        result.sum_up()
         return result
 
     def interrupt(self) -> None:

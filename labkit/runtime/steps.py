@@ -80,7 +80,7 @@ class Generation:
         prompt_tokens: ids that were prefilled in this call.
         steps: one `TokenStep` per generated token.
         stop: why it ended, "length" or "end of text".
-        begin_s: `time.perf_counter` at the call.
+        begin_s: `time.perf_counter` when it was made.
         ttft_s: from the call to the first token sampled; None if none was.
         prefill_s, decode_s: wall time of prefill, and of all decode steps with sampling.
         prefill_read_bytes: bytes read during prefill.
@@ -102,6 +102,13 @@ class Generation:
     hits: int = 0
     misses: int = 0
     logits_sha256: str | None = None
+
+    def sum_up(self) -> None:
+        """Take from the steps what they tell together; call once, when all are there."""
+        self.tokens = [step.token for step in self.steps]
+        self.text = "".join(step.text for step in self.steps)
+        self.hits += sum(step.hits for step in self.steps)
+        self.misses += sum(step.misses for step in self.steps)
 
     @property
     def bytes_read(self) -> int:
