@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -13,6 +12,8 @@ import pandas as pd
 from labkit.errors import TraceError
 from labkit.policy import Entry
 from labkit.trace import RouteTrace
+
+_CHUNK = 4096  # batches
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,18 +37,36 @@ class Demand:
     entry_bytes: dict[int, int]
     choices: dict[int, np.ndarray]
 
-    @cached_property
+    @property
     def batches(self) -> list[list[Entry]]:
         """(layer, expert) entries of each batch; every entry is one tuple, however often named."""
-        layers, experts = self.keys["layer"].to_numpy(), self.experts
-        width = int(experts.max(initial=-1)) + 1
+        return [batch for chunk in self.chunks() for batch in chunk]
+
+    def chunks(self) -> Iterator[list[list[Entry]]]:
+        """`batches`, some thousand at a time, so that a long trace needs little memory for them."""
+        layers, ids = self.keys["layer"].to_numpy(), self.ids
+        width = int(self.experts.max(initial=-1)) + 1
         names = np.empty((int(layers.max(initial=-1)) + 1) * width, object)
-        for place in np.unique(self.ids).tolist():
+        for place in np.unique(ids).tolist():
             names[place] = divmod(place, width)
-        entries = names[self.ids].tolist()
-        return [
-            entries[low:high] for low, high in pairwise(np.r_[0, self.counts.cumsum()].tolist())
-        ]
+        stops = self.counts.cumsum()
+        for bounds in _chunks(np.r_[0, stops]):
+            entries = names[ids[bounds[0] : bounds[-1]]].tolist()
+            at = (bounds - bounds[0]).tolist()
+            yield [entries[low:high] for low, high in pairwise(at)]
+
+    def next_uses(self) -> Iterator[list[int]]:
+        """For each batch, the next batch that wants each of its entries; see `Future`."""
+        ids = self.ids
+        batch = np.repeat(np.arange(len(self.counts)), self.counts)
+        order = np.argsort(ids, kind="stable")
+        again = np.flatnonzero(ids[order][1:] == ids[order][:-1])
+        coming = np.full(len(ids), len(self.counts))
+        coming[order[again]] = batch[order[again + 1]]
+        for bounds in _chunks(np.r_[0, self.counts.cumsum()]):
+            numbers = coming[bounds[0] : bounds[-1]].tolist()
+            for low, high in pairwise((bounds - bounds[0]).tolist()):
+                yield numbers[low:high]
 
     @property
     def ids(self) -> np.ndarray:
@@ -121,6 +140,12 @@ def demand(
         by_layer,
         _choices(starts, step, expert),
     )
+
+
+def _chunks(bounds: np.ndarray) -> Iterator[np.ndarray]:
+    """Where the batches of a chunk begin, and where its last one ends, chunk by chunk."""
+    for start in range(0, len(bounds) - 1, _CHUNK):
+        yield bounds[start : start + _CHUNK + 1]
 
 
 def _first_of_batch(table: pd.DataFrame, step: np.ndarray, ubatch: int | None) -> np.ndarray:

@@ -7,7 +7,7 @@ The policies are the live ones. The cache starts empty.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ import pandas as pd
 
 from labkit.demand import Demand, demand
 from labkit.errors import BudgetError
-from labkit.policy import POLICIES, Belady, CachePolicy, Echo, Forecast, make_policy, next_uses
+from labkit.policy import POLICIES, CachePolicy, Entry, Ranking, make_policy, make_ranking
 from labkit.stack_distance import stack_distance
 from labkit.trace import RouteTrace
 
@@ -24,10 +24,23 @@ __all__ = ["Demand", "budget_grid", "demand", "lru_curve", "replay", "replay_bat
 MIB = 2**20
 
 
-class _Run(NamedTuple):
-    hits: np.ndarray
+class _Part(NamedTuple):
+    """What one cache found in the batches of one chunk."""
+
+    place: int
+    batches: slice
+    misses: np.ndarray
     evicted: np.ndarray
     peak_bytes: int
+
+
+class _Notes(NamedTuple):
+    """The batches of a chunk that changed what one cache holds."""
+
+    number: list[int]
+    misses: list[int]
+    evicted: list[int]
+    resident_bytes: list[int]
 
 
 def replay(
@@ -56,21 +69,29 @@ def replay(
     """
     asked = trace if isinstance(trace, Demand) else demand(trace)
     budgets = [_budget_bytes(budget) for budget in budgets_mib]
-    future = next_uses(asked.batches) if "belady" in policies else []
     decode = asked.keys["phase"].to_numpy() == 1
     total, total_decode = int(asked.counts.sum()), int(asked.counts[decode].sum())
     rows = []
     for name in policies:
-        runs = _run(asked, _policies(name, [budget for _, budget in budgets], asked, future, seed))
-        for (budget_mib, _), run in zip(budgets, runs, strict=True):
+        found = np.zeros((len(budgets), 3), np.int64)  # misses, those of decode, bytes
+        peaks = [0] * len(budgets)
+        for part in _run(asked, name, [budget for _, budget in budgets], seed):
+            misses = part.misses
+            in_decode = misses[decode[part.batches]].sum()
+            read_bytes = (misses * asked.sizes[part.batches]).sum()
+            found[part.place] += (misses.sum(), in_decode, read_bytes)
+            peaks[part.place] = max(peaks[part.place], part.peak_bytes)
+        for (budget_mib, _), (misses, in_decode, nbytes), peak in zip(
+            budgets, found.tolist(), peaks, strict=True
+        ):
             rows.append(
                 {
                     "budget_mib": budget_mib,
                     "policy": name,
-                    "hit_pct": _pct(run.hits.sum(), total),
-                    "hit_pct_decode": _pct(run.hits[decode].sum(), total_decode),
-                    "read_mib": float(((asked.counts - run.hits) * asked.sizes).sum() / MIB),
-                    "peak_resident_mib": run.peak_bytes / MIB,
+                    "hit_pct": _pct(total - misses, total),
+                    "hit_pct_decode": _pct(total_decode - in_decode, total_decode),
+                    "read_mib": nbytes / MIB,
+                    "peak_resident_mib": peak / MIB,
                 }
             )
     by_budget = [row for start in range(len(budgets)) for row in rows[start :: len(budgets) or 1]]
@@ -87,15 +108,15 @@ def replay_batches(
     token's), layer, hits, misses, evicted, read_bytes. Errors as in `replay`.
     """
     asked = trace if isinstance(trace, Demand) else demand(trace)
-    future = next_uses(asked.batches) if policy == "belady" else []
     _, budget = _budget_bytes(budget_mib)
-    (run,) = _run(asked, _policies(policy, [budget], asked, future, seed))
-    misses = asked.counts - run.hits
+    misses, evicted = np.zeros((2, len(asked.counts)), np.int64)
+    for part in _run(asked, policy, [budget], seed):
+        misses[part.batches], evicted[part.batches] = part.misses, part.evicted
     return asked.keys.assign(
         phase=asked.keys["phase"].map({0: "prefill", 1: "decode"}),
-        hits=run.hits,
+        hits=asked.counts - misses,
         misses=misses,
-        evicted=run.evicted,
+        evicted=evicted,
         read_bytes=misses * asked.sizes,
     )
 
@@ -133,39 +154,48 @@ def budget_grid(asked: Demand, n: int = 16) -> list[float]:
     return [asked.used_bytes * part / n / MIB for part in range(1, n + 1)]
 
 
-def _run(asked: Demand, policies: list[CachePolicy]) -> list[_Run]:
-    """Take all policies through the batches in step."""
-    hits = [[] for _ in policies]
-    evicted = [[] for _ in policies]
-    peaks = [0] * len(policies)
-    each = list(zip(range(len(policies)), policies, hits, evicted, strict=True))
-    layers, choices = asked.keys["layer"].tolist(), asked.choices
-    for number, (batch, size) in enumerate(zip(asked.batches, asked.sizes.tolist(), strict=True)):
-        tokens = choices[number].tolist() if number in choices else None
-        for place, policy, hit, gone in each:
-            if tokens is None:
-                found, missed, dropped = policy.lookup(batch, size)
-            else:
-                found, missed, dropped = policy.request(layers[number], tokens, size)
-            hit.append(len(found))
-            gone.append(len(dropped))
-            if missed and policy.resident_bytes > peaks[place]:
-                peaks[place] = policy.resident_bytes
-    found = zip(hits, evicted, peaks, strict=True)
-    return [_Run(np.array(h, np.int64), np.array(e, np.int64), peak) for h, e, peak in found]
+def _run(asked: Demand, policy: str, budgets: list[int], seed: int) -> Iterator[_Part]:
+    """Take the policy through the batches at every budget, chunk by chunk."""
+    future = asked.next_uses() if policy == "belady" else None
+    sizes = asked.entry_bytes
+    ranking = make_ranking(policy, len(sizes), future)
+    caches = [make_policy(policy, budget, sizes, seed=seed, ranking=ranking) for budget in budgets]
+    # One cache after another keeps near what each touches; those that share a ranking go in step.
+    each = list(enumerate(caches))
+    groups = [[one] for one in each] if ranking is None else [each]
+    start = 0
+    for chunk in asked.chunks():
+        batches = slice(start, start + len(chunk))
+        for group in groups:
+            yield from _step(asked, batches, chunk, group, ranking)
+        start = batches.stop
 
 
-def _policies(
-    name: str, budgets: list[int], asked: Demand, future: list[list[int]], seed: int
-) -> list[CachePolicy]:
-    """The policy at each budget."""
-    if name == "belady":
-        return [Belady(budget, future) for budget in budgets]
-    if name == "echo":  # what it expects does not depend on the budget
-        layers = len(asked.entry_bytes)
-        forecast = Forecast(layers)
-        return [Echo(budget, layers, forecast) for budget in budgets]
-    return [make_policy(name, budget, asked.entry_bytes, seed=seed) for budget in budgets]
+def _step(
+    asked: Demand,
+    batches: slice,
+    chunk: list[list[Entry]],
+    caches: list[tuple[int, CachePolicy]],
+    ranking: Ranking | None,
+) -> Iterator[_Part]:
+    """Take some caches through a chunk of batches in step."""
+    each = [(place, cache, cache.lookup, _Notes([], [], [], [])) for place, cache in caches]
+    sizes, choices = asked.sizes[batches].tolist(), asked.choices
+    for number, (batch, size) in enumerate(zip(chunk, sizes, strict=True), batches.start):
+        if ranking:
+            ranking.learn(batch, choices[number].tolist() if number in choices else ())
+        for _, cache, lookup, notes in each:
+            _, misses, evicted = lookup(batch, size)
+            if misses or evicted:
+                at, missed, gone, resident = notes
+                at.append(number)
+                missed.append(len(misses))
+                gone.append(len(evicted))
+                resident.append(cache.resident_bytes)
+    for place, _, _, (at, missed, gone, resident) in each:
+        counts = np.zeros((2, len(chunk)), np.int64)
+        counts[:, np.array(at, np.int64) - batches.start] = missed, gone
+        yield _Part(place, batches, counts[0], counts[1], max(resident, default=0))
 
 
 def _budget_bytes(budget_mib: float) -> tuple[float, int]:

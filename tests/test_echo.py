@@ -19,11 +19,9 @@ MIB = 2**20
 
 def learn(forecast: Forecast, tokens: list[list[list[int]]]) -> None:
     """Tokens of layers of choices, one batch after another."""
-    number = 0
     for token in tokens:
         for layer, choices in enumerate(token):
-            forecast.learn(number, [(layer, expert) for expert in choices])
-            number += 1
+            forecast.learn([(layer, expert) for expert in choices])
 
 
 def scripted_trace(seed: int, tokens: int = 240, layers: int = 8, k: int = 3) -> RouteTrace:
@@ -77,23 +75,24 @@ def test_a_prompt_is_told_token_by_token_and_means_the_same() -> None:
     for layer in range(2):
         choices = [expert for token in tokens for expert in token[layer]]
         distinct = [(layer, expert) for expert in dict.fromkeys(choices)]
-        at_once.learn(layer, distinct, choices)
+        at_once.learn(distinct, choices)
     # Only the likeness of earlier tokens' past differs, and nothing is like the present here.
     assert at_once.table[:, :9].argmax(axis=1).tolist() == by_token.table[:, :9].argmax(1).tolist()
-    assert at_once._used[:, :, at_once._newest :][:, :, :4].tolist() == (
-        by_token._used[:, :, by_token._newest :][:, :, :4].tolist()
-    )
+    assert remembered(at_once, 4) == remembered(by_token, 4)
+
+
+def remembered(forecast: Forecast, n: int) -> list[list[set[int]]]:
+    """The experts of the last `n` tokens, newest first, by layer."""
+    by_age = forecast._used[:, forecast._newest : forecast._newest + n] - 1
+    return [[{e for e in token if e >= 0} for token in layer] for layer in by_age.tolist()]
 
 
 def test_a_last_layer_that_routes_one_token_of_a_prompt_stays_aligned() -> None:
     forecast = Forecast(2)
-    forecast.learn(0, [(0, 1), (0, 2), (0, 3)], [1, 3, 2, 3])
-    forecast.learn(1, [(1, 9), (1, 8)])
-    forecast.learn(2, [(0, 1), (0, 3)])
-    by_age = forecast._used[:, :, forecast._newest :]
-    assert by_age[0, [1, 2, 3], 1].tolist() == [0, 1, 1]
-    assert by_age[0, [1, 2, 3], 2].tolist() == [1, 0, 1]
-    assert by_age[1, [8, 9], 1].tolist() == [1, 1]
+    forecast.learn([(0, 1), (0, 2), (0, 3)], [1, 3, 2, 3])
+    forecast.learn([(1, 9), (1, 8)])
+    forecast.learn([(0, 1), (0, 3)])
+    assert remembered(forecast, 3) == [[{1, 3}, {2, 3}, {1, 3}], [set(), {8, 9}, set()]]
 
 
 def test_only_a_window_is_remembered_but_ties_go_to_the_newer() -> None:

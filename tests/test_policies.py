@@ -15,6 +15,7 @@ from labkit.policy import (
     Belady,
     CachePolicy,
     Entry,
+    Future,
     Partition,
     SegmentedLRU,
     make_policy,
@@ -44,7 +45,7 @@ def count_hits(policy: CachePolicy, batches: Sequence[Batch], entry_bytes: int =
 
 def policy_of(name: str, budget: int, sizes: dict[int, int], batches: list[Batch]) -> CachePolicy:
     if name == "belady":
-        return Belady(budget, next_uses(batches))
+        return Belady(budget, Future(next_uses(batches)))
     return make_policy(name, budget, sizes)
 
 
@@ -81,7 +82,7 @@ def test_nothing_hits_more_than_the_optimum(seed: int) -> None:
     batches = random_batches(seed, 2000)
     sizes = dict.fromkeys(range(5), 10)
     for budget in (40, 100, 200, 350, 600):
-        best = count_hits(Belady(budget, next_uses(batches)), batches)
+        best = count_hits(Belady(budget, Future(next_uses(batches))), batches)
         for name in ONLINE:
             assert count_hits(make_policy(name, budget, sizes), batches) <= best, (name, budget)
 
@@ -185,7 +186,7 @@ def test_a_share_too_small_for_a_token_borrows_from_the_layer_used_last() -> Non
 
 def test_the_optimum_drops_what_is_needed_last() -> None:
     batches: list[Batch] = [[(0, e)] for e in (1, 2, 3, 1, 2, 4, 1)]
-    cache = Belady(20, next_uses(batches))
+    cache = Belady(20, Future(next_uses(batches)))
     evicted = [cache.lookup(batch, 10).evicted for batch in batches]
     # 3 must come in: 2 is needed later than 1. At the second 2, 3 is never needed again; at 4,
     # 2 is not either.

@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from labkit.policy import ONLINE, Belady, CachePolicy, Entry, make_policy, next_uses
+from labkit.policy import ONLINE, Belady, CachePolicy, Entry, Future, make_policy, next_uses
 
 EVERY = [*ONLINE, "belady"]
 
 
 def make(name: str, budget: int, sizes: dict[int, int], batches: list[list[Entry]]) -> CachePolicy:
     if name == "belady":
-        return Belady(budget, next_uses(batches))
+        return Belady(budget, Future(next_uses(batches)))
     return make_policy(name, budget, sizes)
 
 

@@ -6,12 +6,15 @@ implementation serves the live `ExpertStreamSource` and the replay of a trace al
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
-from labkit.policy.base import Cache, CachePolicy, Entry, Lookup
+from labkit.errors import OptionError
+from labkit.policy.base import Cache, CachePolicy, Entry, Lookup, Ranking
 from labkit.policy.echo import Echo
 from labkit.policy.forecast import Forecast
-from labkit.policy.frequency import LFU, LRFU, Belady, next_uses
+from labkit.policy.frequency import LFU, LRFU, Belady, FadingUses, Future, Uses, next_uses
 from labkit.policy.partition import Partition
 from labkit.policy.queues import S3FIFO, Random
 from labkit.policy.recency import LRU, SegmentedLRU
@@ -28,19 +31,23 @@ __all__ = [
     "CachePolicy",
     "Echo",
     "Entry",
+    "FadingUses",
     "Forecast",
+    "Future",
     "Lookup",
     "Partition",
     "Random",
+    "Ranking",
     "SegmentedLRU",
+    "Uses",
     "make_policy",
+    "make_ranking",
     "next_uses",
 ]
 
-_PLAIN = {"lru": LRU, "lfu": LFU, "lrfu": LRFU, "slru": SegmentedLRU, "s3-fifo": S3FIFO}
-_BY_LAYER = {"layer-lru": LRU, "layer-lfu": LFU}
-
-ONLINE = (*_PLAIN, *_BY_LAYER, "echo", "random")
+ONLINE = (
+    "lru", "lfu", "lrfu", "slru", "s3-fifo", "layer-lru", "layer-lfu", "echo", "random",
+)  # fmt: skip
 """Names of the policies that a live session can use."""
 
 POLICIES = (*ONLINE, "belady")
@@ -48,25 +55,56 @@ POLICIES = (*ONLINE, "belady")
 
 
 def make_policy(
-    name: str, budget_bytes: int, entry_bytes: Mapping[int, int], *, seed: int = 0
+    name: str,
+    budget_bytes: int,
+    entry_bytes: Mapping[int, int],
+    *,
+    seed: int = 0,
+    ranking: Any = None,
 ) -> CachePolicy:
-    """Make the online policy called `name`.
+    """Make the policy called `name`.
 
     Args:
         entry_bytes: bytes of an expert entry, by MoE layer.
         seed: of "random".
+        ranking: from `make_ranking` for the same name, to share it; None gives the cache its own.
 
     Raises:
-        ValueError: no such policy, or a negative budget.
+        OptionError: no such policy.
+        ValueError: a negative budget.
     """
-    if name in _PLAIN:
-        return _PLAIN[name](budget_bytes)
-    if name in _BY_LAYER:
-        return Partition(budget_bytes, entry_bytes, _BY_LAYER[name])
+    if name == "belady" and ranking is None:
+        raise OptionError("belady knows the future, so only a replay can use it")
+    makers: dict[str, Callable[[int], CachePolicy]] = {
+        "lru": LRU,
+        "lfu": partial(LFU, uses=ranking),
+        "lrfu": partial(LRFU, uses=ranking),
+        "slru": SegmentedLRU,
+        "s3-fifo": S3FIFO,
+        "layer-lru": partial(Partition, entry_bytes=entry_bytes, cache=LRU),
+        "layer-lfu": partial(Partition, entry_bytes=entry_bytes, cache=partial(LFU, uses=ranking)),
+        "echo": partial(Echo, n_layers=len(entry_bytes), forecast=ranking),
+        "random": partial(Random, seed=seed),
+        "belady": partial(Belady, future=ranking, shared=True),
+    }
+    if name not in makers:
+        raise OptionError(f"there is no cache policy {name!r}; there are {', '.join(ONLINE)}")
+    return makers[name](budget_bytes)
+
+
+def make_ranking(
+    name: str, n_layers: int, future: Iterable[Sequence[int]] | None = None
+) -> Ranking | None:
+    """What the caches of all budgets under the policy `name` can share; None if they share nothing.
+
+    Args:
+        n_layers: MoE layers of the model.
+        future: see `Future`; for "belady".
+    """
+    if name in ("lfu", "layer-lfu"):
+        return Uses()
+    if name == "lrfu":
+        return FadingUses()
     if name == "echo":
-        return Echo(budget_bytes, len(entry_bytes))
-    if name == "random":
-        return Random(budget_bytes, seed)
-    if name == "belady":
-        raise ValueError("belady knows the future, so only a replay can use it")
-    raise ValueError(f"there is no cache policy {name!r}; there are {', '.join(ONLINE)}")
+        return Forecast(n_layers)
+    return Future(future) if name == "belady" and future is not None else None

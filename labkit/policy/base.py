@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from typing import NamedTuple, Protocol
+
+from labkit.errors import OptionError
 
 Entry = tuple[int, int]
 """(layer, expert): the unit that a cache holds, with all its projections."""
+
+
+_tuple = tuple.__new__  # half the time of a named tuple's own constructor
 
 
 class Lookup(NamedTuple):
@@ -56,55 +61,100 @@ class CachePolicy(Protocol):
         """Drop the entry that would go next; None when there is none."""
         ...
 
+    def is_over(self, layer: int) -> bool:
+        """Whether the next request of `layer` drops entries even if it finds all it asks for."""
+        ...
+
     def __contains__(self, entry: Entry) -> bool: ...
+
+
+class Ranking(Protocol):
+    """An opinion on entries that hangs on what was asked for, and not on what a cache holds.
+
+    So the caches of all budgets may share one. Whoever shares it teaches it: `learn` comes once
+    before the lookups of each batch. A cache with a ranking of its own does that itself.
+    """
+
+    def learn(self, wanted: Sequence[Entry], choices: Sequence[int] = ()) -> None:
+        """A batch asks for `wanted`, distinct entries of one layer.
+
+        `choices` are the experts of each of its tokens, token by token, if there are several.
+        """
+        ...
+
+
+class EntryNames(dict[int, dict[int, Entry]]):
+    """The one tuple of each entry, by layer and expert: what is the same object is found sooner."""
+
+    def __missing__(self, layer: int) -> dict[int, Entry]:
+        self[layer] = names = _LayerNames()
+        names.layer = layer
+        return names
+
+    def of(self, layer: int, experts: Iterable[int]) -> list[Entry]:
+        """The distinct entries of one layer, in the order named."""
+        return list(map(self[layer].__getitem__, dict.fromkeys(experts)))
+
+
+class _LayerNames(dict[int, Entry]):
+    layer: int
+
+    def __missing__(self, expert: int) -> Entry:
+        self[expert] = entry = (self.layer, expert)
+        return entry
 
 
 class Cache(ABC):
     """A cache with everything but an opinion on what goes first.
 
-    A subclass says what a use means (`_use`), what a new entry means (`_add`) and which entry goes
-    (`_victim`). A budget of 0 keeps nothing at all.
+    A subclass says what a use means (`_use`), what a new entry means (`_add`) and which entries go
+    (`_victims`). A budget of 0 keeps nothing at all.
 
     Raises:
-        ValueError: the budget is negative.
+        OptionError: the budget is negative.
     """
 
     def __init__(self, budget_bytes: int) -> None:
         if budget_bytes < 0:
-            raise ValueError(f"a cache budget of {budget_bytes} bytes is negative")
+            raise OptionError(f"a cache budget of {budget_bytes} bytes is negative")
         self.budget_bytes = budget_bytes
         self.resident_bytes = 0
         self._sizes: dict[Entry, int] = {}
+        self._names = EntryNames()
+        self._own_ranking: Ranking | None = None  # which nobody else teaches
+        self._choices: Sequence[int] = ()  # of the batch's tokens, for the ranking
         self._unused: set[Entry] = set()  # admitted, and not used since
         self._awaited: set[Entry] = set()  # those of them whose layer has not asked since
 
     def request(self, layer: int, experts: Iterable[int], entry_bytes: int) -> Lookup:
         """See `CachePolicy.request`."""
-        return self.lookup([(layer, expert) for expert in dict.fromkeys(experts)], entry_bytes)
+        return self.lookup(self._names.of(layer, experts), entry_bytes)
 
     def lookup(self, wanted: Sequence[Entry], entry_bytes: int) -> Lookup:
         """See `CachePolicy.lookup`."""
-        sizes = self._sizes
-        self._begin(wanted)
+        if self._own_ranking and wanted:
+            self._own_ranking.learn(wanted, self._choices)
         # What an earlier batch held beyond the budget goes before this one looks.
         over = self.resident_bytes > self.budget_bytes
-        evicted = self._make_room(self.budget_bytes, []) if over else []
+        evicted = self._make_room(self.budget_bytes, ()) if over else []
+        sizes = self._sizes
         hits = [entry for entry in wanted if entry in sizes]
         if self._unused and wanted:
             self._meet(wanted[0][0], hits)
         elif hits:
             self._use(hits)
-        if len(hits) == len(wanted):
-            return Lookup(hits, [], evicted)
-        misses = [entry for entry in wanted if entry not in sizes]
-        nbytes = len(misses) * entry_bytes
-        if self.resident_bytes + nbytes > self.budget_bytes:
-            evicted += self._make_room(self.budget_bytes - nbytes, hits)
+        new = len(wanted) - len(hits)
+        if not new:
+            return _tuple(Lookup, (hits, [], evicted))
+        misses = [entry for entry in wanted if entry not in sizes] if hits else list(wanted)
+        limit = self.budget_bytes - new * entry_bytes
+        if self.resident_bytes > limit:
+            evicted += self._make_room(limit, hits)
+        self.resident_bytes += new * entry_bytes
         for entry in misses:
             sizes[entry] = entry_bytes
-        self.resident_bytes += nbytes
         self._add(misses)
-        return Lookup(hits, misses, evicted)
+        return _tuple(Lookup, (hits, misses, evicted))
 
     def admit(
         self, wanted: Sequence[Entry], entry_bytes: int, keep: Collection[Entry] = ()
@@ -142,8 +192,16 @@ class Cache(ABC):
 
     def evict(self) -> Entry | None:
         """See `CachePolicy.evict`."""
-        dropped = self._shrink(self.resident_bytes - 1, ())
+        dropped = self.shrink(self.resident_bytes - 1)
         return dropped[0] if dropped else None
+
+    def shrink(self, limit: int) -> list[Entry]:
+        """Drop entries until at most `limit` bytes are resident, or none."""
+        return self._shrink(limit, ())
+
+    def is_over(self, layer: int) -> bool:
+        """See `CachePolicy.is_over`."""
+        return self.resident_bytes > self.budget_bytes
 
     def __contains__(self, entry: Entry) -> bool:
         return entry in self._sizes
@@ -162,7 +220,7 @@ class Cache(ABC):
             self._unused.difference_update(first)
         self._awaited = {entry for entry in self._awaited if entry[0] != layer}
 
-    def _make_room(self, limit: int, kept: list[Entry]) -> list[Entry]:
+    def _make_room(self, limit: int, kept: Collection[Entry]) -> list[Entry]:
         """`_shrink`, dropping what awaits its layer only when nothing else is left."""
         if not self._awaited:
             return self._shrink(limit, kept)
@@ -171,20 +229,21 @@ class Cache(ABC):
 
     def _shrink(self, limit: int, kept: Collection[Entry]) -> list[Entry]:
         """Drop entries, but none of `kept`, until at most `limit` bytes are resident."""
-        evicted = []
-        resident, sizes = self.resident_bytes, self._sizes
-        while resident > limit and len(sizes) > len(kept):
-            entry = self._victim(kept)
-            resident -= sizes.pop(entry)
+        evicted: list[Entry] = []
+        resident, sizes, least = self.resident_bytes, self._sizes, len(kept)
+        if resident <= limit or len(sizes) <= least:
+            return evicted
+        for entry in (victims := self._victims(kept)):
             evicted.append(entry)
+            resident -= sizes.pop(entry)
+            if resident <= limit or len(sizes) <= least:
+                break
+        victims.close()
         self.resident_bytes = resident
         if self._unused:
             self._unused.difference_update(evicted)
             self._awaited.difference_update(evicted)
         return evicted
-
-    def _begin(self, wanted: Sequence[Entry]) -> None:  # noqa: B027 - most need not know
-        """A batch asks for `wanted`; called before anything else happens."""
 
     @abstractmethod
     def _use(self, entries: list[Entry]) -> None:
@@ -203,8 +262,11 @@ class Cache(ABC):
         self._use(entries)
 
     @abstractmethod
-    def _victim(self, kept: Collection[Entry]) -> Entry:
-        """The entry to drop next; it exists, and is taken out of the policy's own order."""
+    def _victims(self, kept: Collection[Entry]) -> Generator[Entry]:
+        """The entries to drop, one after the other, but none of `kept`; closed when enough went.
+
+        Each exists, and is taken out of the policy's own order; its size is known until the next.
+        """
 
     @abstractmethod
     def _forget(self, entry: Entry) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable
 
 import numpy as np
 
@@ -25,62 +25,57 @@ class Echo(Cache):
     def __init__(self, budget_bytes: int, n_layers: int, forecast: Forecast | None = None) -> None:
         super().__init__(budget_bytes)
         self._forecast = forecast or Forecast(n_layers)
-        self._number = -1
-        self._choices: Sequence[int] = ()
-        # By layer and expert, as in the forecast: the score of what is resident, infinity for what
-        # is not; and 0 and infinity.
-        self._rank = self._absent = np.zeros((0, 0), np.float32)
-        self._flat_rank = self._rank.ravel()
+        self._own_ranking = None if forecast else self._forecast
+        # Where the forecast's table has the scores of what is resident, in no order.
+        self._places = np.zeros(256, np.int64)
+        self._width = 1  # experts of a layer in that table
 
     def request(self, layer: int, experts: Iterable[int], entry_bytes: int) -> Lookup:
         """See `CachePolicy.request`; `experts` token by token tell more than distinct ones."""
         self._choices = list(experts)
-        return super().request(layer, self._choices, entry_bytes)
-
-    def _begin(self, wanted: Sequence[Entry]) -> None:
-        if not wanted:
-            return
-        self._number += 1
-        row = self._forecast.learn(self._number, wanted, self._choices)
+        found = super().request(layer, self._choices, entry_bytes)
         self._choices = ()
-        table = self._table()
-        np.add(table[row], self._absent[row], out=self._rank[row])
+        return found
 
     def _use(self, entries: list[Entry]) -> None:
-        pass
+        pass  # the forecast knows
 
     def _add(self, entries: list[Entry]) -> None:
-        row = self._forecast.row(entries[0][0], max(entries)[1])
-        scores, rank, absent = self._table()[row], self._rank[row], self._absent[row]
-        for _, expert in entries:
-            rank[expert] = scores[expert]
-            absent[expert] = 0
+        layer, highest = max(entries)
+        first = self._forecast.row(layer, highest) * self._fit()
+        n = len(self._sizes)
+        if n > len(self._places):
+            self._places = np.resize(self._places, 2 * n)
+        self._places[n - len(entries) : n] = [first + expert for _, expert in entries]
 
-    def _victim(self, kept: Collection[Entry]) -> Entry:
-        rank, layers, width = self._flat_rank, self._forecast.layers, self._rank.shape[1]
-        aside = []
-        while True:
-            place = int(rank.argmin())
-            entry = (layers[place // width], place % width)
-            if entry not in kept:
-                break
-            aside.append((place, rank[place]))
-            rank[place] = np.inf
-        for other, score in aside:
-            rank[other] = score
-        self._absent[place // width, place % width] = rank[place] = np.inf
-        return entry
+    def _victims(self, kept: Collection[Entry]) -> Generator[Entry]:
+        width, layers, left = self._fit(), self._forecast.layers, len(self._sizes)
+        places = self._places[:left]
+        scores = self._forecast.table.reshape(-1).take(places)
+        gone: list[int] = []
+        try:
+            while True:
+                lowest = int(scores.argmin())
+                scores[lowest] = np.inf
+                row, expert = divmod(int(places[lowest]), width)
+                entry = (layers[row], expert)
+                if entry not in kept:
+                    gone.append(lowest)
+                    yield entry
+        finally:
+            for index in sorted(gone, reverse=True):  # the last one takes its place
+                left -= 1
+                places[index] = places[left]
 
     def _forget(self, entry: Entry) -> None:
-        place = (self._forecast.row(*entry), entry[1])
-        self._rank[place] = self._absent[place] = np.inf
+        places = self._places[: len(self._sizes)]
+        place = self._forecast.row(*entry) * self._fit() + entry[1]
+        places[places == place] = places[-1]
 
-    def _table(self) -> np.ndarray:
-        """The forecast's scores, with space for the like of them here."""
-        table = self._forecast.table
-        if table.shape != self._rank.shape:
-            layers, experts = self._rank.shape
-            absent, rank = np.full((2, *table.shape), np.inf, np.float32)
-            absent[:layers, :experts], rank[:layers, :experts] = self._absent, self._rank
-            self._absent, self._rank, self._flat_rank = absent, rank, rank.reshape(-1)
-        return table
+    def _fit(self) -> int:
+        """Follow the forecast's table when it has grown; returns its experts per layer."""
+        width = self._forecast.table.shape[1]
+        if width != self._width:
+            rows, experts = np.divmod(self._places, self._width)
+            self._places, self._width = rows * width + experts, width
+        return width

@@ -10,7 +10,9 @@ from labkit.policy.base import Entry
 
 _LASTS = 64.0  # tokens after which what a text was about begins to be forgotten
 _SHARPNESS = 20.0  # how much more a token counts whose routing is more like the present
-_LATER = 0.3  # worth of what was used two tokens after such a moment, beside one token after
+_LATER = np.float32(
+    0.3
+)  # worth of what was used two tokens after such a moment, beside one token after
 _TIE = 1e-9  # so that of experts without a vote the one used last is expected first
 
 
@@ -33,7 +35,7 @@ class Forecast:
 
     Args:
         n_layers: MoE layers of the model.
-        window: tokens remembered, at least 3. Memory is 8 bytes x window x layers x experts.
+        window: tokens remembered, at least 3. Memory is 16 bytes x window x layers x experts used.
 
     Attributes:
         table: (layers, experts) float32, the latest scores, in the order in which layers came up.
@@ -45,43 +47,36 @@ class Forecast:
         self.table = np.zeros((n_layers, 1), np.float32)
         self.layers: list[int] = []
         self._rows: dict[int, int] = {}
-        # 1 where a token chose an expert. The newest token is at `_newest`, the one before it at
-        # the next place: a view from there on goes by age, and room for newer ones is before it.
-        self._used = np.zeros((n_layers, 1, 2 * window), np.float32)
+        # What each token used, as expert + 1; 0 is nothing. The newest token is at `_newest`, the
+        # one before it at the next place: a view from there on goes by age, and room for newer ones
+        # is before it.
+        self._used = np.zeros((n_layers, 2 * window, 1), np.int64)
         self._newest = window
         self._last_use = np.zeros((n_layers, 1), np.float32)  # token x _TIE
+        self._now = np.zeros(2, np.float32)  # weight of what the present token uses, by expert + 1
         self._alike = np.zeros(window, np.float32)  # by age: similarity x sharpness
+        self._followed = np.zeros(window + 2, np.float32)  # exp of that, then 0
         self._fade = np.float32(1 - 1 / n_layers)
         self._weight = _SHARPNESS / n_layers
         self._window = window
         self._seen = 0  # tokens so far
         self._last_layer = -1
         self._k = 0  # experts of one token
+        self._ones = np.ones(1, np.float32)
         ages = np.arange(1, window + 1)
         self._recency = (np.exp(-ages / _LASTS) / ages).astype(np.float32)
-        self._recency_sum = np.cumsum(self._recency)
-        self._number = -1
+        self._recent = self._recency  # of which the tokens so far have votes that sum to 1
 
-    def learn(self, number: int, wanted: Sequence[Entry], choices: Sequence[int] = ()) -> int:
+    def learn(self, wanted: Sequence[Entry], choices: Sequence[int] = ()) -> None:
         """Learn what a batch asked for, and score its layer's experts for their next turn.
 
-        Several caches that go through the same batches in step can share one forecast: it learns
-        from the first that tells it of batch `number`.
-
         Args:
-            number: of the batch, counted from 0.
             wanted: its distinct entries; at least one.
             choices: experts of every token of the batch, token by token, if there are several.
-
-        Returns the layer's row in `table`.
         """
-        row = self._rows.get(wanted[0][0], -1)
-        if number != self._number:
-            self._number = number
-            choices = choices or [expert for _, expert in wanted]
-            row = self.row(wanted[0][0], max(choices))
-            self.table[row] = self._learn(row, choices)
-        return row
+        choices = choices or [expert for _, expert in wanted]
+        row = self.row(wanted[0][0], max(choices))
+        self.table[row] = self._learn(row, choices)
 
     def row(self, layer: int, expert: int) -> int:
         """The row of `layer` in `table`, which is made to hold it and `expert`."""
@@ -95,7 +90,8 @@ class Forecast:
             add = ((0, more[0]), (0, more[1]))
             self.table = np.pad(self.table, add)
             self._last_use = np.pad(self._last_use, add)
-            self._used = np.pad(self._used, (*add, (0, 0)))
+            self._now = np.zeros(self.table.shape[1] + 1, np.float32)
+            self._used = np.pad(self._used, (add[0], (0, 0), (0, 0)))
         return row
 
     def _learn(self, row: int, choices: Sequence[int]) -> np.ndarray:
@@ -104,38 +100,39 @@ class Forecast:
         if layer <= self._last_layer or not self._seen:
             self._step(n)
         self._last_layer = layer
-        by_age = self._used[row, :, self._newest : self._newest + self._window]
-        last = choices
-        if n > 1:
-            last = choices[-self._k :]
-            age = np.arange(min(n, self._window) - 1, 0, -1)
-            by_age[choices[-(len(age) + 1) * self._k : -self._k], age.repeat(self._k)] = 1
-        alike = self._alike
-        alike *= self._fade
-        alike += by_age[last].sum(axis=0) * (self._weight / len(last))
-        by_age[last, 0] = 1
-        self._last_use[row, last] = self._seen * _TIE
+        by_age = self._used[row, self._newest : self._newest + self._window]
+        tokens = np.array(choices).reshape(n, -1) + 1
+        if n > 1:  # the last of them is the present one
+            by_age[1:n, : self._k] = tokens[-2 : -len(by_age) - 1 : -1]
+        last, now, alike = tokens[-1], self._now, self._alike
+        now[last] = self._weight / self._k
+        np.multiply(alike, self._fade, out=alike)
+        np.add(alike, now.take(by_age) @ self._ones, out=alike)
+        now[last] = 0
+        by_age[0, : self._k] = last
+        self._last_use[row, last - 1] = self._seen * _TIE
 
-        known = min(self._seen, self._window)
-        votes = self._recency[:known] / self._recency_sum[known - 1]
-        if known > 1:  # what follows the present token is not known, so its likeness is left out
-            followed = np.exp(alike[1:known])
-            followed /= followed.sum() * (1 + _LATER)
-            votes[:-1] += followed
-            votes[:-2] += followed[1:] * _LATER
-        return by_age[:, :known] @ votes + self._last_use[row]
+        # What follows the present token is not known, so its likeness to itself is left out.
+        followed, known = self._followed, min(self._seen, self._window)
+        np.exp(alike[:known], out=followed[:known])
+        votes = followed[1:-1] + followed[2:] * _LATER
+        votes *= 1 / ((1 + _LATER) * max(float(followed[1:].sum()), _TIE))
+        votes += self._recent
+        scores = np.bincount(by_age.reshape(-1), votes.repeat(by_age.shape[1]), len(now))
+        return scores[1:] + self._last_use[row]
 
     def _step(self, n: int) -> None:
         """`n` tokens more: a past token is now compared with the present one at the same age."""
+        if self._seen < self._window:
+            self._recent = self._recency / self._recency[: self._seen + n].sum()
         self._seen += n
         n = min(n, self._window)
         if self._newest < n:
-            self._used[:, :, self._window :] = self._used[
-                :, :, self._newest : self._newest + self._window
-            ].copy()
-            self._used[:, :, : self._window] = 0
+            window = slice(self._newest, self._newest + self._window)
+            self._used[:, self._window :] = self._used[:, window].copy()
             self._newest = self._window
         self._newest -= n
+        self._used[:, self._newest : self._newest + n] = 0
         if n > 1:
             self._alike[:] = 0
 
@@ -149,6 +146,9 @@ class Forecast:
         if not self._k or n % self._k:
             most = range(len(set(choices)), 0, -1)
             self._k = next(k for k in most if n % k == 0 and _distinct(choices, k))
+            if (more := self._k - self._used.shape[2]) > 0:
+                self._used = np.pad(self._used, ((0, 0), (0, 0), (0, more)))
+                self._ones = np.ones(self._k, np.float32)
         return n // self._k
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from labkit.policy.base import Cache, Entry, Lookup
+from labkit.errors import OptionError
+from labkit.policy.base import Cache, Entry, EntryNames, Lookup
 
 
 class Partition:
@@ -23,18 +24,19 @@ class Partition:
         self, budget_bytes: int, entry_bytes: Mapping[int, int], cache: Callable[[int], Cache]
     ) -> None:
         if budget_bytes < 0:
-            raise ValueError(f"a cache budget of {budget_bytes} bytes is negative")
+            raise OptionError(f"a cache budget of {budget_bytes} bytes is negative")
         self.budget_bytes = budget_bytes
         self.resident_bytes = 0
         total = sum(entry_bytes.values())
         self._layers = {
             layer: cache(budget_bytes * nbytes // total) for layer, nbytes in entry_bytes.items()
         }
+        self._names = EntryNames()
         self._used: dict[int, None] = {}  # layers in the order of their last use
 
     def request(self, layer: int, experts: Iterable[int], entry_bytes: int) -> Lookup:
         """See `CachePolicy.request`."""
-        return self.lookup([(layer, expert) for expert in dict.fromkeys(experts)], entry_bytes)
+        return self.lookup(self._names.of(layer, experts), entry_bytes)
 
     def lookup(self, wanted: Sequence[Entry], entry_bytes: int) -> Lookup:
         """See `CachePolicy.lookup`."""
@@ -43,13 +45,18 @@ class Partition:
         layer = wanted[0][0]
         own = self._layers[layer]
         self._used.pop(layer, None)
-        evicted = self._take(self.resident_bytes - self.budget_bytes)
+        if self.resident_bytes > self.budget_bytes:
+            evicted = self._take(self.resident_bytes - self.budget_bytes)
+        else:
+            evicted = []
         before = own.resident_bytes
         found = own.lookup(wanted, entry_bytes)
         self.resident_bytes += own.resident_bytes - before
-        evicted += found.evicted + self._take(self.resident_bytes - self.budget_bytes)
+        evicted += found.evicted
+        if self.resident_bytes > self.budget_bytes:
+            evicted += self._take(self.resident_bytes - self.budget_bytes)
         self._used[layer] = None
-        return Lookup(found.hits, found.misses, evicted)
+        return found._replace(evicted=evicted) if evicted else found
 
     def admit(
         self, wanted: Sequence[Entry], entry_bytes: int, keep: Collection[Entry] = ()
@@ -79,6 +86,10 @@ class Partition:
         dropped = self._take(1)
         return dropped[0] if dropped else None
 
+    def is_over(self, layer: int) -> bool:
+        """See `CachePolicy.is_over`."""
+        return self.resident_bytes > self.budget_bytes or self._layers[layer].is_over(layer)
+
     def __contains__(self, entry: Entry) -> bool:
         own = self._layers.get(entry[0])
         return own is not None and entry in own
@@ -94,12 +105,9 @@ class Partition:
         limit = self.resident_bytes - nbytes
         for layer in reversed(self._used):
             own = self._layers[layer]
-            while self.resident_bytes > limit and len(own):
-                before = own.resident_bytes
-                entry = own.evict()
-                self.resident_bytes += own.resident_bytes - before
-                if entry:
-                    evicted.append(entry)
+            before = own.resident_bytes
+            evicted += own.shrink(before - (self.resident_bytes - limit))
+            self.resident_bytes += own.resident_bytes - before
             if self.resident_bytes <= limit:
                 break
         return evicted

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
-from collections.abc import Collection
+from collections import OrderedDict, deque
+from collections.abc import Collection, Generator
 
 from labkit.policy.base import Cache, Entry
 
@@ -23,59 +23,65 @@ class S3FIFO(Cache):
         super().__init__(budget_bytes)
         self._small_limit = int(budget_bytes * small_share)
         self._small_bytes = 0
-        self._small: OrderedDict[Entry, int] = OrderedDict()  # with the uses since it came
-        self._main: OrderedDict[Entry, int] = OrderedDict()
+        self._small: deque[Entry] = deque()
+        self._main: deque[Entry] = deque()
+        self._uses: dict[Entry, int] = {}  # since it came to its queue, at most `_MOST`
         self._ghosts: OrderedDict[Entry, None] = OrderedDict()
 
     def _use(self, entries: list[Entry]) -> None:
+        uses = self._uses
         for entry in entries:
-            queue = self._small if entry in self._small else self._main
-            queue[entry] = min(queue[entry] + 1, _MOST)
+            if (used := uses[entry]) < _MOST:
+                uses[entry] = used + 1
 
     def _add(self, entries: list[Entry]) -> None:
         for entry in entries:
+            self._uses[entry] = 0
             if entry in self._ghosts:
                 del self._ghosts[entry]
-                self._main[entry] = 0
+                self._main.append(entry)
             else:
-                self._small[entry] = 0
+                self._small.append(entry)
                 self._small_bytes += self._sizes[entry]
 
     def _use_first(self, entries: list[Entry]) -> None:
         pass  # as new as if it had come with this use
 
-    def _victim(self, kept: Collection[Entry]) -> Entry:
+    def _victims(self, kept: Collection[Entry]) -> Generator[Entry]:
+        small, main, uses, sizes = self._small, self._main, self._uses, self._sizes
+        spared = 0  # of the main queue, one after the other, because they are kept
         while True:
-            if self._small and (self._small_bytes > self._small_limit or not self._main):
-                entry, uses = self._small.popitem(last=False)
-                size = self._sizes[entry]
-                self._small_bytes -= size
-                if uses > 1 or entry in kept:
-                    self._main[entry] = 0
+            if small and (self._small_bytes > self._small_limit or spared == len(main)):
+                entry = small.popleft()
+                self._small_bytes -= sizes[entry]
+                if uses[entry] > 1 or entry in kept:
+                    uses[entry] = 0
+                    main.append(entry)
                     continue
                 self._ghosts[entry] = None
-                if len(self._ghosts) > len(self._sizes):
+                if len(self._ghosts) > len(sizes):
                     self._ghosts.popitem(last=False)
-                return entry
-            entry, uses = self._main.popitem(last=False)
-            if entry not in kept:
-                if not uses:
-                    return entry
-                self._main[entry] = uses - 1
-                continue
-            self._main[entry] = uses
-            if all(entry in kept for entry in self._main):
-                # Only the small queue holds something that may go.
-                entry = next(entry for entry in self._small if entry not in kept)
-                self._forget(entry)
-                return entry
+            else:
+                entry = main.popleft()
+                if entry in kept:
+                    spared += 1
+                    main.append(entry)
+                    continue
+                if uses[entry]:
+                    spared = 0
+                    uses[entry] -= 1
+                    main.append(entry)
+                    continue
+            del uses[entry]
+            yield entry
 
     def _forget(self, entry: Entry) -> None:
+        del self._uses[entry]
         if entry in self._small:
-            del self._small[entry]
+            self._small.remove(entry)
             self._small_bytes -= self._sizes[entry]
         else:
-            del self._main[entry]
+            self._main.remove(entry)
 
 
 class Random(Cache):
@@ -95,12 +101,12 @@ class Random(Cache):
             self._place[entry] = len(self._entries)
             self._entries.append(entry)
 
-    def _victim(self, kept: Collection[Entry]) -> Entry:
+    def _victims(self, kept: Collection[Entry]) -> Generator[Entry]:
         while True:
             entry = self._entries[int(self._random() * len(self._entries))]
             if entry not in kept:
                 self._forget(entry)
-                return entry
+                yield entry
 
     def _forget(self, entry: Entry) -> None:
         place, last = self._place.pop(entry), self._entries.pop()

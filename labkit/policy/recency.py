@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Generator
 
 from labkit.policy.base import Cache, Entry
 
@@ -13,21 +13,25 @@ class LRU(Cache):
 
     def __init__(self, budget_bytes: int) -> None:
         super().__init__(budget_bytes)
-        self._order: OrderedDict[Entry, int] = OrderedDict()
-        self._sizes = self._order
+        self._sizes = self._order = OrderedDict[Entry, int]()
 
     def _use(self, entries: list[Entry]) -> None:
+        move_to_end = self._order.move_to_end
         for entry in entries:
-            self._order.move_to_end(entry)
+            move_to_end(entry)
 
     def _add(self, entries: list[Entry]) -> None:
         pass  # a new key of an ordered dict is its newest
 
-    def _victim(self, kept: Collection[Entry]) -> Entry:
-        for entry in self._order:
-            if entry not in kept:
-                return entry
-        raise AssertionError("more entries than are kept, so one can go")
+    def _victims(self, kept: Collection[Entry]) -> Generator[Entry]:
+        order = self._order
+        while True:
+            for entry in order:
+                if entry not in kept:
+                    break
+            else:
+                return
+            yield entry  # the caller takes it out of the sizes, which are the order
 
     def _forget(self, entry: Entry) -> None:
         pass
@@ -49,12 +53,13 @@ class SegmentedLRU(Cache):
         self._protected_bytes = 0
 
     def _use(self, entries: list[Entry]) -> None:
+        protected = self._protected
         for entry in entries:
-            if entry in self._protected:
-                self._protected.move_to_end(entry)
+            if entry in protected:
+                protected.move_to_end(entry)
             else:
                 del self._probation[entry]
-                self._protected[entry] = None
+                protected[entry] = None
                 self._protected_bytes += self._sizes[entry]
         while self._protected_bytes > self._limit:
             entry, _ = self._protected.popitem(last=False)
@@ -69,13 +74,11 @@ class SegmentedLRU(Cache):
         for entry in entries:
             self._probation.move_to_end(entry)
 
-    def _victim(self, kept: Collection[Entry]) -> Entry:
-        for segment in (self._probation, self._protected):
-            for entry in segment:
-                if entry not in kept:
-                    self._forget(entry)
-                    return entry
-        raise AssertionError("more entries than the batch keeps, so one can go")
+    def _victims(self, kept: Collection[Entry]) -> Generator[Entry]:
+        yield from _oldest(self._probation, kept)
+        for entry in _oldest(self._protected, kept):
+            self._protected_bytes -= self._sizes[entry]
+            yield entry
 
     def _forget(self, entry: Entry) -> None:
         if entry in self._protected:
@@ -83,3 +86,19 @@ class SegmentedLRU(Cache):
             self._protected_bytes -= self._sizes[entry]
         else:
             del self._probation[entry]
+
+
+def _oldest(order: OrderedDict[Entry, None], kept: Collection[Entry]) -> Generator[Entry]:
+    """Take entries out of `order`, oldest first, but none of `kept`."""
+    aside: list[Entry] = []
+    try:
+        while order:
+            entry, _ = order.popitem(last=False)
+            if entry in kept:
+                aside.append(entry)
+            else:
+                yield entry
+    finally:
+        for entry in reversed(aside):
+            order[entry] = None
+            order.move_to_end(entry, last=False)
