@@ -48,26 +48,26 @@ class Lookahead:
         predictor: foretells the layer after the one that has chosen.
 
     Attributes:
-        accuracy: of its predictions.
+        predictor, accuracy: what foretells, and how often it was right.
     """
 
     def __init__(self, layers: Sequence[int], predictor: Predictor) -> None:
         self.accuracy = Accuracy()
-        self._predictor = predictor
+        self.predictor = predictor
         self._next = dict(pairwise(layers))
 
     def after(self, layer: int, chosen: list[int]) -> tuple[int, Sequence[int]]:
         """`layer` has chosen; the layer that comes next, and what it may choose."""
         self.accuracy.note(layer, chosen)
         coming = self._next.get(layer, -1)
-        predicted = self._predictor.predict(layer, chosen)
+        predicted = self.predictor.predict(layer, chosen)
         self.accuracy.expect(coming, predicted)
         return coming, predicted
 
     def table(self) -> pd.DataFrame:
         """`Accuracy.table`, with the columns of the predictor's `Control` where it has one."""
         table = self.accuracy.table()
-        control = getattr(self._predictor, "control", None)
+        control = getattr(self.predictor, "control", None)
         return table.merge(control.table(), on="layer", how="outer") if control else table
 
 

@@ -20,7 +20,6 @@ from labkit.runtime import ggml
 Step = Callable[[np.ndarray], np.ndarray]
 """(n_expert,) float32 -> (n_expert,) float32"""
 
-_F32, _F16, _BF16 = 0, 1, 30  # of `enum ggml_type`
 _NO_OP = 0
 
 
@@ -36,8 +35,8 @@ class RouterFormula:
         norm: (n_embd,) weights that made the input out of normalised activations; None where it
             comes about in another way.
         tolerance: how far rounding may move a logit, as a part of the largest: the sums here and in
-            llama.cpp run in different orders, and a router that is not float32 has llama.cpp
-            round more than here.
+            llama.cpp run in different orders, and llama.cpp rounds the inputs of a quantised
+            matrix to 8 bits.
     """
 
     matrix: np.ndarray
@@ -111,15 +110,15 @@ def read_formula(topk: int) -> RouterFormula:
     weights, inputs = product.src[0], product.src[1]
     if not weights or not inputs or ggml.tensor_at(weights).op != _NO_OP:
         raise OptionError("its logits are no product with a matrix of weights")
-    kind_of_weights = ggml.tensor_at(weights).type
+    rounded, tolerance = _ROUNDING.get(ggml.tensor_at(weights).type, (_as_it_is, 3e-2))
     return RouterFormula(
         matrix=read_weights(weights),
         steps=tuple(reversed(steps)),
         k=choice.ne[0],
         input=inputs,
         norm=_norm_weights(inputs),
-        tolerance=1e-5 if kind_of_weights == _F32 else 2e-3,
-        _round={_F16: _as_f16, _BF16: _as_bf16}.get(kind_of_weights, _as_it_is),
+        tolerance=tolerance,
+        _round=rounded,
     )
 
 
@@ -234,3 +233,11 @@ def _as_bf16(inputs: np.ndarray) -> np.ndarray:
     """Rounded to the nearest of bfloat16, to even in the middle."""
     bits = inputs.view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
+
+
+_ROUNDING: dict[int, tuple[Step, float]] = {
+    0: (_as_it_is, 1e-5),  # F32
+    1: (_as_f16, 1e-3),  # F16
+    30: (_as_bf16, 1e-3),  # BF16
+}
+"""ggml type of a matrix -> what llama.cpp rounds its inputs to, and the tolerance."""

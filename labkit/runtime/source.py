@@ -160,6 +160,11 @@ class ExpertStreamSource:
         self._unmet.pop(pending.entries[0], None)
         return True
 
+    def stop_reading_ahead(self) -> None:
+        """Take back every read ahead that no lane has begun; nothing is computed any more."""
+        for pending in list(self._ahead):
+            self._take_back(pending)
+
     def make_room(self, budget_bytes: int) -> None:
         """Drop what the policy would drop first until at most so many bytes are resident."""
         self.finish_reads()

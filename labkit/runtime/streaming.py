@@ -188,6 +188,7 @@ class Streaming:
 
     def close(self) -> None:
         """Give everything back. The model that computed from here is freed before."""
+        self.source.stop_reading_ahead()
         if not self.reader.close():
             warnings.warn(
                 "A read is still stuck in the system, so its memory is not given back.",
