@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ from labkit.runtime.userfault import UserFault
 needs_userfault = pytest.mark.skipif(
     bool(host.userfaultfd_problem()), reason=str(host.userfaultfd_problem())
 )
+
+SERIAL_AND_USERFAULTFD = ["serial", pytest.param("userfaultfd", marks=needs_userfault)]
 
 
 @pytest.fixture(params=["F32", "Q6_K"], ids=["slices of few pages", "slices of many pages"])
@@ -98,21 +101,77 @@ def test_whatever_goes_and_comes_the_bytes_are_the_files(
         assert not source.orphaned
 
 
-def test_pages_of_evicted_slices_are_read_into_again(synth_model: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("overlap", SERIAL_AND_USERFAULTFD)
+def test_reads_take_the_pages_of_evicted_slices(
+    synth_model: Callable[..., Path], overlap: Overlap
+) -> None:
     gguf = open_gguf(synth_model("qwen3moe", quant="Q6_K"))
     if not can_move():
         pytest.skip("this system does not move pages (mremap with MREMAP_DONTUNMAP)")
+    layer, other = gguf.moe_layers[:2]
+    n_faults = {}
+    for keep in (True, False):
+        with streaming(gguf, 2 * gguf.n_expert, overlap) as source:
+            memory, reader = source.memory, source._reader
+            held = [(layer, expert) for expert in range(gguf.n_expert)]
+            wanted = [(other, expert) for expert in range(gguf.n_expert)]
+            memory.evict((), held)
+            reader.read(memory.requests(held))
+            assert source.resident_bytes() >= gguf.entry_bytes(layer) * gguf.n_expert
+            begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            memory.evict(held, wanted if keep else ())
+            memory.evict((), wanted)
+            reader.read(memory.requests(wanted))
+            n_faults[keep] = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begin
+            assert not any(part.window.resident_bytes() for part in memory._parts[layer])
+            memory.evict(wanted, ())
+            assert source.resident_bytes() == 0
+    assert n_faults[True] < n_faults[False] / 2
+
+
+def hold_reads(source: ExpertStreamSource) -> threading.Event:
+    """No read ends before the event is set: the disk is slow."""
+    gate, real = threading.Event(), source._reader._read_one
+
+    def held(request):
+        gate.wait()
+        return real(request)
+
+    source._reader._read_one = held
+    return gate
+
+
+@needs_userfault
+def test_an_entry_wanted_again_before_a_read_took_its_pages_is_read(gguf: GGUFMap) -> None:
     layer = gguf.moe_layers[0]
-    with streaming(gguf, 2) as source:
+    with streaming(gguf, 2, "userfaultfd") as source:
         source.fetch(layer, [0, 1])
-        for expert in range(2, gguf.n_expert, 2):
-            source.fetch(layer, [expert, expert + 1])
-        # The two entries' pages went round; only the pages at the ends of slices are new.
-        spare = sum(len(spares) for spares, _ in source.memory._sizes.values())
-        assert not spare
-        assert source.resident_bytes() <= 2 * gguf.entry_bytes(layer) + 6 * 2 * PAGE
-        source.make_room(0)
-        assert source.resident_bytes() == 0
+        source.settle()
+        gate = hold_reads(source)
+        source.fetch(layer, [2])  # in place of 0, whose pages are still there
+        source.prefetch(layer, [0], keep=[(layer, 2)])  # in place of 1
+        gate.set()
+        source.finish_reads()
+        for expert in (0, 2):
+            assert slices_in_memory(source, layer, expert) == slices_in_file(gguf, layer, expert)
+        source.settle()
+        assert not source.orphaned
+
+
+def test_a_read_that_is_taken_back_leaves_no_pages_behind(gguf: GGUFMap) -> None:
+    first, second = gguf.moe_layers[:2]
+    with streaming(gguf, 4, lanes=1) as source:
+        source.fetch(first, [0, 1])
+        source.fetch(second, [0, 1])
+        gate = hold_reads(source)
+        source.prefetch(second, [4, 5, 6], keep=[(second, 0)])  # in place of three; a lane has one
+        threading.Timer(0.1, gate.set).start()
+        source.fetch(second, [0])
+        source.settle()
+        source.finish_reads()
+        slices = len(source.memory.resident) * 3
+        assert source.resident_bytes() <= source.policy.resident_bytes + slices * 2 * PAGE
+        assert source.policy.resident_bytes < 4 * gguf.entry_bytes(second)
 
 
 def can_move() -> bool:

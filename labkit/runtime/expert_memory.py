@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import bisect
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from labkit.gguf_map import ExpertTensor, GGUFMap
@@ -63,7 +62,7 @@ class ExpertMemory:
             self._by_address = sorted(self._all_parts(), key=lambda part: part.window.pages.base)
             self._bases = [part.window.pages.base for part in self._by_address]
             if userfault:
-                self._watch = SleepWatch(userfault, self._on_sleep, self._on_tick)
+                self._watch = SleepWatch(userfault, self._is_coming, self._on_sleep, self._on_tick)
         except BaseException:
             self.close()
             raise
@@ -106,34 +105,30 @@ class ExpertMemory:
     def evict(self, gone: Iterable[Entry], wanted: Iterable[Entry]) -> None:
         """Entries `gone` are not needed any more; the reads of `wanted`, to come, take pages.
 
-        What they cannot use goes back to the system at once.
+        What no read can use goes back to the system at once; so it is for an entry in `gone`
+        whose read is withdrawn.
         """
         gone, wanted = list(gone), list(wanted)
         with self._lock:
             self.resident.difference_update(gone)
-            reads = Counter()
             for part, expert in self._slices(wanted):
-                reads[part.spares] += 1
-                if part.spares.discard(part, expert):
+                if part.is_moved and part.spares.expect((part, expert)):
                     self._free(part, expert)  # wanted again before a read took its pages
             self.resident.update(wanted)
             for part, expert in self._slices(gone):
-                if part.is_moved and len(part.spares) < reads[part.spares]:
-                    part.spares.add(part, expert)
-                else:
+                if not part.is_moved or not part.spares.add((part, expert)):
                     self._free(part, expert)
+            self._trim()
 
     def trim(self) -> None:
-        """Give back the pages that wait for a read. No read is under way."""
+        """Give back pages that wait for a read which does not come."""
         with self._lock:
-            for spares, _ in self._sizes.values():
-                while spare := spares.take():
-                    self._free(*spare)
+            self._trim()
 
-    def take_pages(self, part: ExpertPart, target: int) -> None:
-        """Have the core of a slice of `part` lie in used pages at `target`, if there are any."""
+    def take_pages(self, part: ExpertPart, expert: int, target: int) -> None:
+        """The read of a slice begins: have its core at `target` lie in used pages, if it can."""
         with self._lock:
-            if spare := part.spares.take():
+            if spare := part.spares.begin((part, expert)):
                 self._free(*spare, target)
 
     def put(self, part: ExpertPart, expert: int, source: int) -> None:
@@ -195,12 +190,18 @@ class ExpertMemory:
         for parts in self._parts.values():
             yield from parts
 
-    def _on_sleep(self, address: int) -> None:
-        """A thread sleeps on a page: see that somebody brings it."""
+    def _part_at(self, address: int) -> tuple[ExpertPart, int]:
+        """The part that an address lies in, and the file offset that it stands for."""
         part = self._by_address[bisect.bisect_right(self._bases, address) - 1]
-        offset = part.window.start + address - part.window.pages.base
-        if any(part is one.part and one.covers(offset) for one in list(self.landings)):
-            return
+        return part, part.window.start + address - part.window.pages.base
+
+    def _is_coming(self, address: int) -> bool:
+        part, offset = self._part_at(address)
+        return any(part is one.part and one.covers(offset) for one in list(self.landings))
+
+    def _on_sleep(self, address: int) -> None:
+        """A thread sleeps on a page that nobody brings."""
+        part, offset = self._part_at(address)
         page = address - address % PAGE
         assert self.userfault
         if self.userfault.fill_zero(page, PAGE):  # 0 if it came meanwhile
@@ -216,6 +217,11 @@ class ExpertMemory:
             for landing in list(self.landings):
                 self.give_up(landing.part, landing.expert)
         return bool(self.landings)
+
+    def _trim(self) -> None:
+        for spares, _ in self._sizes.values():
+            while spares.surplus > 0 and (spare := spares.take()):
+                self._free(*spare)
 
     def _forget(self, layer: int) -> None:
         self.resident -= {entry for entry in self.resident if entry[0] == layer}

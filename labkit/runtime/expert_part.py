@@ -42,28 +42,45 @@ Slice = tuple[ExpertPart, int]
 
 
 class Spares:
-    """Evicted slices whose pages are still in place, each for a read that is to come.
+    """Evicted slices whose pages are still in place, at most one for each read that is due.
 
     Not safe between threads.
     """
 
     def __init__(self) -> None:
         self._slices: dict[Slice, None] = {}
+        self._due: set[Slice] = set()
 
     def __len__(self) -> int:
         return len(self._slices)
 
-    def add(self, part: ExpertPart, expert: int) -> None:
-        """The slice is not needed any more."""
-        self._slices[part, expert] = None
+    @property
+    def surplus(self) -> int:
+        """How many spares no read that is due can use; negative for reads without one."""
+        return len(self._slices) - len(self._due)
+
+    def expect(self, wanted: Slice) -> bool:
+        """A slice is to be read; whether it is a spare itself, and so is none any more."""
+        self._due.add(wanted)
+        return self._slices.pop(wanted, self) is None
+
+    def begin(self, wanted: Slice) -> Slice | None:
+        """The read of a slice begins; a spare to take the pages of, if there is one."""
+        self._due.discard(wanted)
+        return self.take()
+
+    def add(self, gone: Slice) -> bool:
+        """A slice is not needed any more; whether it is a spare for a read now."""
+        was_due = gone in self._due  # its read was withdrawn
+        self._due.discard(gone)
+        if was_due or self.surplus >= 0:
+            return False
+        self._slices[gone] = None
+        return True
 
     def take(self) -> Slice | None:
-        """Any slice, to take its pages; None if there is none."""
+        """Any spare, to take its pages; None if there is none."""
         return self._slices.popitem()[0] if self._slices else None
-
-    def discard(self, part: ExpertPart, expert: int) -> bool:
-        """Strike the slice off; whether it was there."""
-        return self._slices.pop((part, expert), self) is None
 
     def discard_layer(self, layer: int) -> None:
         """Strike all slices of a layer off."""

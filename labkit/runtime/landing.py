@@ -35,7 +35,7 @@ class Landing:
         if not self.part.is_moved:
             return [window.view(start, stop)]
         core, core_end = window.core(self.expert)
-        self._memory.take_pages(self.part, window.address(core))
+        self._memory.take_pages(self.part, self.expert, window.address(core))
         # In pieces, because the kernel looks pages up one by one from the first missing one on.
         return [window.view(*ends) for ends in ((start, core), (core, core_end), (core_end, stop))]
 
@@ -65,7 +65,7 @@ class FrameLanding(Landing):
         if self.part.is_moved:
             # At most one page lies before the core, which so is at the same place in any frame.
             self._at = PAGE - (self.part.window.core(self.expert)[0] - start)
-            self._memory.take_pages(self.part, frame.base + PAGE)
+            self._memory.take_pages(self.part, self.expert, frame.base + PAGE)
         return [frame.memory[self._at : self._at + stop - start]]
 
     def landed(self, whole: bool) -> None:

@@ -23,15 +23,20 @@ class SleepWatch:
 
     Args:
         userfault: where they are told.
-        look: called with the page's address at a sleep on what has not come, or is gone again.
+        is_coming: whether a read that will bring an address is under way.
+        look: called with the page's address at a sleep on what does not come, or is gone again.
         tick: called while somebody may sleep, a few times a second; returns whether one may.
     """
 
     def __init__(
-        self, userfault: UserFault, look: Callable[[int], None], tick: Callable[[], bool]
+        self,
+        userfault: UserFault,
+        is_coming: Callable[[int], bool],
+        look: Callable[[int], None],
+        tick: Callable[[], bool],
     ) -> None:
         self._userfault = userfault
-        self._look, self._tick = look, tick
+        self._is_coming, self._look, self._tick = is_coming, look, tick
         self._sleeps: list[tuple[float, int]] = []
         self._arrivals: list[tuple[int, int, float]] = []
         self._asked: set[int] = set()
@@ -87,6 +92,8 @@ class SleepWatch:
             now = time.perf_counter()
             for address in addresses:
                 self._sleeps.append((now, address))
+                if self._is_coming(address):
+                    continue  # as nearly all of them are
                 if address in self._asked or not self._has_arrived(address):
                     self._look(address)
                 else:

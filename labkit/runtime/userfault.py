@@ -22,6 +22,12 @@ _IOC_ZEROPAGE = 0xC020AA04
 _REGISTER_MISSING = 1
 _PAGE_FAULT = 0x12
 _MESSAGE_BYTES = 32
+# Their arguments.
+_REGISTER = struct.Struct("QQQQ")  # address, length, mode, what the range can do
+_RANGE = struct.Struct("QQ")  # address, length
+_COPY = struct.Struct("QQQQq")  # target, source, length, mode, how much was done or an error
+_ZEROPAGE = struct.Struct("QQQq")  # target, length, mode, the same
+_ANSWER = struct.Struct("q")
 
 
 class UserFault:
@@ -32,6 +38,9 @@ class UserFault:
     """
 
     def __init__(self) -> None:
+        import fcntl  # some systems have none, and no userfaultfd
+
+        self._ioctl = fcntl.ioctl
         self._fd = host.open_userfaultfd()
         self._wake_reader, self._waker = os.pipe()
         self._open = [self._fd, self._wake_reader, self._waker]
@@ -41,22 +50,24 @@ class UserFault:
 
     def register(self, address: int, length: int) -> None:
         """From now on a thread that touches a missing page of this range sleeps."""
-        self._call(_IOC_REGISTER, "QQQQ", address, length, _REGISTER_MISSING, 0)
+        self._call(_IOC_REGISTER, _REGISTER.pack(address, length, _REGISTER_MISSING, 0))
 
     def wake(self, address: int, length: int) -> None:
         """Have threads that sleep on this range look again."""
-        self._call(_IOC_WAKE, "QQ", address, length)
+        self._call(_IOC_WAKE, _RANGE.pack(address, length))
 
     def fill(self, target: int, source: int, length: int) -> None:
         """Copy pages from `source` to those pages of `target` that are missing, and wake."""
-        self._fill(target, length, _IOC_COPY, lambda at, n: ("QQQQq", at, source + at - target, n))
+        self._fill(
+            _IOC_COPY, target, length, lambda at, n: _COPY.pack(at, source + at - target, n, 0, 0)
+        )
 
     def fill_zero(self, target: int, length: int) -> int:
         """Fill the missing pages with zeros: for a graph that is to end, not to be right.
 
         Returns how many bytes were missing.
         """
-        return self._fill(target, length, _IOC_ZEROPAGE, lambda at, n: ("QQQq", at, n))
+        return self._fill(_IOC_ZEROPAGE, target, length, lambda at, n: _ZEROPAGE.pack(at, n, 0, 0))
 
     def wait(self, timeout_s: float | None) -> bool:
         """Return when a thread sleeps, or after so long; False once `stop` was called."""
@@ -87,15 +98,18 @@ class UserFault:
         while self._open:
             os.close(self._open.pop())
 
-    def _fill(self, target: int, length: int, request: int, pack: Callable) -> int:
+    def _fill(
+        self, request: int, target: int, length: int, pack: Callable[[int, int], bytes]
+    ) -> int:
         at, end, filled = target, target + length, 0
         piece = length
         while at < end:
-            form, *values = pack(at, min(piece, end - at))
-            error, done = self._try(request, form, *values, 0, 0)
+            argument = bytearray(pack(at, min(piece, end - at)))
+            error = self._try(request, argument)
             if error in (0, errno.EAGAIN):
-                at += max(done, 0)
-                filled += max(done, 0)
+                done = max(0, _ANSWER.unpack_from(argument, len(argument) - _ANSWER.size)[0])
+                at += done
+                filled += done
             elif error == errno.ENOENT and piece > PAGE:
                 piece = PAGE  # one call fills within one mapping, and moved pages divide them
             elif error in (errno.EEXIST, errno.ENOENT):
@@ -108,19 +122,14 @@ class UserFault:
                 raise OSError(error, f"filling memory: {os.strerror(error)}")
         return filled
 
-    def _call(self, request: int, form: str, *values: int) -> None:
-        error, _ = self._try(request, form, *values)
-        if error:
+    def _call(self, request: int, argument: bytes) -> None:
+        if error := self._try(request, bytearray(argument)):
             raise OSError(error, f"userfaultfd: {os.strerror(error)}")
 
-    def _try(self, request: int, form: str, *values: int) -> tuple[int, int]:
-        """(errno, last word of the answer) of one ioctl; the GIL is free meanwhile."""
-        import fcntl
-
-        argument = bytearray(struct.pack(form, *values))
-        error = 0
+    def _try(self, request: int, argument: bytearray) -> int:
+        """errno of an ioctl, which answers into the argument; the GIL is free meanwhile."""
         try:
-            fcntl.ioctl(self._fd, request, argument)
+            self._ioctl(self._fd, request, argument)
         except OSError as failure:
-            error = failure.errno or 0
-        return error, struct.unpack(form, argument)[-1]
+            return failure.errno or 0
+        return 0
