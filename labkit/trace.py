@@ -14,88 +14,31 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import pandas as pd
 
-from labkit.errors import TraceError
+from labkit.errors import OptionError, TraceError
 from labkit.trace_csv import TraceWarning, parse_rows, read_lines
+from labkit.trace_table import (
+    COLUMNS,
+    PHASES,
+    Routing,
+    RoutingBlock,
+    empty_table,
+    in_order,
+    routing_rows,
+)
 
-__all__ = ["COLUMNS", "PHASES", "RouteTrace", "RoutingBlock", "TraceWarning"]
-
-PHASES = ("prefill", "decode")
-COLUMNS = (
-    "turn", "phase", "step", "layer", "slot", "expert", "weight", "resident", "read_bytes",
-)  # fmt: skip
-
-
-class Routing(Protocol):
-    """What a trace is made of: the routing of a batch, in one layer or in all."""
-
-    def table(self) -> pd.DataFrame:
-        """One row per token and slot, with `COLUMNS`; `phase` is an index into `PHASES`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class RoutingBlock:
-    """The routing of one layer over one batch of n tokens.
-
-    Attributes:
-        turn, phase, layer: as in the table.
-        positions: (n,) context positions.
-        experts: (n, k) chosen ids in slot order.
-        weights: (n, k) applied routing weights; NaN where the graph shows none.
-        resident: (n, k) whether the entry was there before this batch asked.
-        read_bytes: (n, k) bytes of the entry on the row that caused its read, else 0.
-    """
-
-    turn: int
-    phase: str
-    layer: int
-    positions: np.ndarray
-    experts: np.ndarray
-    weights: np.ndarray
-    resident: np.ndarray
-    read_bytes: np.ndarray
-
-    def table(self) -> pd.DataFrame:
-        """One row per token and slot, with `COLUMNS`."""
-        return routing_rows(
-            self.turn, self.phase, self.positions, self.layer,
-            self.experts, self.weights, self.resident, self.read_bytes,
-        )  # fmt: skip
-
-
-def routing_rows(
-    turn: int,
-    phase: str,
-    steps: np.ndarray,
-    layers: np.ndarray | int,
-    experts: np.ndarray,
-    weights: np.ndarray,
-    resident: np.ndarray,
-    read_bytes: np.ndarray,
-) -> pd.DataFrame:
-    """A table with `COLUMNS`, a row per element of `experts` (n, k) and its like.
-
-    `steps` and `layers` are (n,), or one for all n.
-    """
-    n, k = experts.shape
-    return pd.DataFrame(
-        {
-            "turn": np.full(n * k, turn, np.int32),
-            "phase": np.full(n * k, PHASES.index(phase), np.int8),
-            "step": np.repeat(np.broadcast_to(steps, n), k).astype(np.int32),
-            "layer": np.repeat(np.broadcast_to(layers, n), k).astype(np.int32),
-            "slot": np.tile(np.arange(k, dtype=np.int32), n),
-            "expert": experts.ravel(),
-            "weight": weights.ravel(),
-            "resident": resident.ravel(),
-            "read_bytes": read_bytes.ravel(),
-        }
-    )
+__all__ = [
+    "COLUMNS",
+    "PHASES",
+    "RouteTrace",
+    "Routing",
+    "RoutingBlock",
+    "TraceWarning",
+    "routing_rows",
+]
 
 
 @dataclass
@@ -106,7 +49,9 @@ class RouteTrace:
         model, architecture, n_layers, n_expert, n_expert_used: of the model; "" and 0 if unknown.
         entry_bytes: bytes of an expert entry, by MoE layer.
         dense_bytes: bytes of a layer's other weights, by layer.
-        tokens: (step, token id, text) of every token, where the run knew them.
+        tokens: (turn, step, token id, text) of every token, where the run knew them.
+        domains: what the text of a turn is about, by turn, where somebody said so. Parquet keeps
+            it, the CSV does not.
     """
 
     model: str = ""
@@ -116,7 +61,8 @@ class RouteTrace:
     n_expert_used: int = 0
     entry_bytes: dict[int, int] = field(default_factory=dict)
     dense_bytes: dict[int, int] = field(default_factory=dict)
-    tokens: list[tuple[int, int, str]] = field(default_factory=list)
+    tokens: list[tuple[int, int, int, str]] = field(default_factory=list)
+    domains: dict[int, str] = field(default_factory=dict)
     _blocks: list[Routing] = field(default_factory=list, repr=False)
     _loaded: pd.DataFrame | None = field(default=None, repr=False)
     _version: int = field(default=0, repr=False)
@@ -151,7 +97,7 @@ class RouteTrace:
             if self._loaded is not None:
                 codes = self._loaded["phase"].cat.codes
                 parts.insert(0, self._loaded.assign(phase=codes))
-            table = _finish(pd.concat(parts, ignore_index=True) if parts else _empty())
+            table = in_order(pd.concat(parts, ignore_index=True) if parts else empty_table())
             self._table = kept = (version, table)
         return kept[1]
 
@@ -161,26 +107,55 @@ class RouteTrace:
         phase: str | None = None,
         layers: Iterable[int] | None = None,
         turns: Iterable[int] | None = None,
+        domain: str | None = None,
     ) -> RouteTrace:
         """The part of this trace that has all that is asked for, with the same facts of its model.
 
         Raises:
-            ValueError: `phase` is neither "prefill" nor "decode".
+            OptionError: `phase` is neither "prefill" nor "decode", or no turn is of that domain.
         """
         table = self.table
         chosen = np.ones(len(table), bool)
         if phase is not None:
+            if phase not in PHASES:
+                raise OptionError(f"there is no phase {phase!r}; there are {' and '.join(PHASES)}")
             chosen &= table["phase"].cat.codes.to_numpy() == PHASES.index(phase)
-        for name, wanted in (("layer", layers), ("turn", turns)):
-            if wanted is not None:
-                chosen &= table[name].isin(list(wanted)).to_numpy()
-        part = replace(self, _blocks=[], _table=None)
-        part._loaded = table[chosen].reset_index(drop=True)
-        return part
+        wanted = [("layer", layers), ("turn", turns)]
+        if domain is not None:
+            wanted.append(("turn", self._turns_of(domain)))
+        for name, values in wanted:
+            if values is not None:
+                chosen &= table[name].isin(list(values)).to_numpy()
+        rows = table[chosen].reset_index(drop=True)
+        named = set(rows["turn"].tolist())
+        left = set(zip(rows["turn"].tolist(), rows["step"].tolist(), strict=True))
+        return replace(
+            self,
+            tokens=[token for token in self.tokens if token[:2] in left],
+            domains={turn: name for turn, name in self.domains.items() if turn in named},
+            _blocks=[],
+            _table=None,
+            _loaded=rows,
+        )
+
+    def by_domain(self) -> dict[str, pd.DataFrame]:
+        """The table of each domain, as the figures by domain want them."""
+        names = dict.fromkeys(self.domains.values())
+        return {name: self.select(domain=name).table for name in names}
+
+    def _turns_of(self, domain: str) -> list[int]:
+        turns = [turn for turn, name in self.domains.items() if name == domain]
+        if not turns:
+            known = ", ".join(dict.fromkeys(self.domains.values())) or "none; set `domains`"
+            raise OptionError(f"no turn is of the domain {domain!r}; domains: {known}")
+        return turns
 
     @classmethod
     def concat(cls, traces: Iterable[RouteTrace]) -> RouteTrace:
         """One trace after another, as runs of one model: the turns go on counting.
+
+        The shape of a model that was only guessed from the choices (a file of bare choices) fits
+        any that is as large.
 
         Raises:
             TraceError: none given, or traces of models of different shape.
@@ -188,21 +163,44 @@ class RouteTrace:
         parts = list(traces)
         if not parts:
             raise TraceError("There is no trace to concatenate.")
-        whole = replace(parts[0], tokens=[], _blocks=[], _table=None)
-        tables, turn = [], 0
+        whole = cls._of_all(parts)
+        tables, first = [], 0
         for part in parts:
+            table = part.table
+            tables.append(table.assign(turn=table["turn"] + first, phase=table["phase"].cat.codes))
+            whole.tokens += [(turn + first, s, i, text) for turn, s, i, text in part.tokens]
+            whole.domains |= {turn + first: name for turn, name in part.domains.items()}
+            named = [turn for turn, *_ in part.tokens]
+            first += 1 + max([-1, *table["turn"].unique().tolist(), *named, *part.domains])
+        some = [table for table in tables if len(table)] or tables[:1]
+        whole._loaded = in_order(pd.concat(some, ignore_index=True))
+        return whole
+
+    @classmethod
+    def _of_all(cls, parts: list[RouteTrace]) -> RouteTrace:
+        """An empty trace with the facts of the model that all of `parts` are of."""
+        known = [part for part in parts if not part._guessed]
+        whole = replace(
+            (known or parts)[0], tokens=[], domains={}, _blocks=[], _table=None, _loaded=None
+        )
+        if not known:
+            whole.n_layers = max(part.n_layers for part in parts)
+            whole.n_expert = max(part.n_expert for part in parts)
+            whole.n_expert_used = max(part.n_expert_used for part in parts)
+        for part in parts:
+            fits = part.n_layers <= whole.n_layers and part.n_expert <= whole.n_expert
             shape, own = [(t.n_layers, t.n_expert, t.entry_bytes) for t in (whole, part)]
-            if shape != own:
+            if not (fits if part._guessed else shape == own):
                 raise TraceError(
                     "Traces of different models do not concatenate: layers, experts and bytes of "
                     f"an expert are {shape} in the first and {own} in another."
                 )
-            table = part.table
-            tables.append(table.assign(turn=table["turn"] + turn, phase=table["phase"].cat.codes))
-            turn += int(table["turn"].max()) + 1 if len(table) else 0
-            whole.tokens += part.tokens
-        whole._loaded = _finish(pd.concat(tables, ignore_index=True))
         return whole
+
+    @property
+    def _guessed(self) -> bool:
+        """Whether nobody said what model this is of."""
+        return not (self.architecture or self.entry_bytes)
 
     def to_csv(self, path: str | Path) -> Path:
         """Write the `route_trace v1` CSV.
@@ -246,6 +244,7 @@ class RouteTrace:
             "entry_bytes": {str(k): v for k, v in self.entry_bytes.items()},
             "dense_bytes": {str(k): v for k, v in self.dense_bytes.items()},
             "tokens": [list(token) for token in self.tokens],
+            "domains": {str(k): v for k, v in self.domains.items()},
         }
         buffer = io.BytesIO()
         table.to_parquet(buffer, index=False)
@@ -292,7 +291,7 @@ class RouteTrace:
             trace.n_layers = int(table["layer"].max()) + 1
             trace.n_expert = int(table["expert"].max()) + 1
             trace.n_expert_used = int(table["slot"].max()) + 1
-        trace._loaded = _finish(table)
+        trace._loaded = in_order(table)
         return trace
 
     @classmethod
@@ -318,7 +317,10 @@ class RouteTrace:
             n_expert_used=facts.get("n_expert_used", 0),
             entry_bytes={int(k): v for k, v in facts.get("entry_bytes", {}).items()},
             dense_bytes={int(k): v for k, v in facts.get("dense_bytes", {}).items()},
-            tokens=[(step, token, text) for step, token, text in facts.get("tokens", [])],
+            tokens=[
+                (turn, step, token, text) for turn, step, token, text in facts.get("tokens", [])
+            ],
+            domains={int(k): v for k, v in facts.get("domains", {}).items()},
         )
         table.attrs = {}
         trace._loaded = table.loc[:, list(COLUMNS)]
@@ -352,26 +354,6 @@ class RouteTrace:
                 self.dense_bytes[int(facts["layer"])] = int(facts["dense_bytes"])
         except ValueError as error:
             raise TraceError(f"the trace's header line {line!r} makes no sense: {error}") from error
-
-
-def _empty() -> pd.DataFrame:
-    one = np.zeros((0, 1), np.int64)
-    return RoutingBlock(0, "decode", 0, one[:, 0], one, one * 1.0, one == 0, one).table()
-
-
-def _finish(table: pd.DataFrame) -> pd.DataFrame:
-    keys = [table[name].to_numpy() for name in ("slot", "layer", "step", "phase", "turn")]
-    tie = np.ones(max(len(table) - 1, 0), bool)
-    falls = ~tie
-    for key in reversed(keys):  # from turn to slot: sorted rows, the usual case, stay as they are
-        falls |= tie & (key[1:] < key[:-1])
-        tie &= key[1:] == key[:-1]
-    if falls.any():
-        table = table.iloc[np.lexsort(keys)]
-    table = table.copy(deep=False)
-    kind = pd.CategoricalDtype(list(PHASES))
-    table["phase"] = pd.Categorical.from_codes(table["phase"].to_numpy(), dtype=kind)
-    return table.reset_index(drop=True).loc[:, list(COLUMNS)]
 
 
 def _write(path: Path, data: bytes) -> Path:

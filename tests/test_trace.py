@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from labkit.errors import TraceError
+from labkit.errors import OptionError, TraceError
 from labkit.trace import COLUMNS, RouteTrace, RoutingBlock, TraceWarning
 
 PEER = Path(__file__).resolve().parents[2] / "shared" / "peer" / "qwen3-30b-a3b.route.csv"
@@ -39,7 +39,8 @@ def trace() -> RouteTrace:
         n_expert_used=4,
         entry_bytes={1: 4096, 2: 4096},
         dense_bytes={0: 10, 1: 20, 2: 30},
-        tokens=[(0, 7, "In"), (1, 8, " the"), (2, 9, " 太")],
+        tokens=[(0, 0, 7, "In"), (0, 1, 8, " the"), (0, 2, 9, " 太")],
+        domains={0: "prose"},
     )
     trace.append(block("prefill", [0, 1], 1))
     trace.append(block("prefill", [1], 2))
@@ -70,6 +71,7 @@ def test_parquet_and_back_is_exact(trace: RouteTrace, tmp_path: Path) -> None:
     back = RouteTrace.from_parquet(trace.to_parquet(tmp_path / "t.parquet"))
     pd.testing.assert_frame_equal(back.table, trace.table)
     assert back.tokens == trace.tokens
+    assert back.domains == {0: "prose"}
     assert back.model == trace.model
     assert back.entry_bytes == trace.entry_bytes
 
@@ -246,3 +248,80 @@ def test_one_trace_after_another(trace: RouteTrace) -> None:
         RouteTrace.concat([trace, RouteTrace(n_layers=9)])
     with pytest.raises(TraceError, match="no trace"):
         RouteTrace.concat([])
+
+
+def test_tokens_and_domains_keep_their_turn(trace: RouteTrace) -> None:
+    other = RouteTrace.concat([trace])
+    other.domains = {0: "code"}
+    both = RouteTrace.concat([trace, other, trace])
+    assert both.domains == {0: "prose", 1: "code", 2: "prose"}
+    assert [token[:3] for token in both.tokens if token[0] == 1] == [
+        (1, 0, 7),
+        (1, 1, 8),
+        (1, 2, 9),
+    ]
+    prose = both.select(domain="prose")
+    assert prose.table["turn"].unique().tolist() == [0, 2]
+    assert {token[0] for token in prose.tokens} == {0, 2}
+    assert prose.domains == {0: "prose", 2: "prose"}
+    assert {name: len(table) for name, table in both.by_domain().items()} == {
+        "prose": 2 * len(trace.table),
+        "code": len(trace.table),
+    }
+
+
+def test_slices_combine(trace: RouteTrace) -> None:
+    both = RouteTrace.concat([trace, trace])
+    both.domains = {0: "prose", 1: "code"}
+    part = both.select(phase="decode", layers=[1], turns=[0, 1], domain="code")
+    table = part.table
+    assert table[["turn", "phase", "step", "layer"]].drop_duplicates().to_numpy().tolist() == [
+        [1, "decode", 2, 1]
+    ]
+    assert part.tokens == [(1, 2, 9, " 太")]
+    assert len(both.select(phase="decode").select(layers=[1]).select(domain="code").table) == 4
+    assert both.select(turns=[0], domain="code").table.empty
+    assert both.select(layers=[]).table.empty
+
+
+def test_a_slice_that_cannot_be_is_refused(trace: RouteTrace) -> None:
+    with pytest.raises(OptionError, match=r"no phase 'decoding'; there are prefill and decode"):
+        trace.select(phase="decoding")
+    with pytest.raises(OptionError, match=r"domain 'law'; domains: prose"):
+        trace.select(domain="law")
+    with pytest.raises(OptionError, match="set `domains`"):
+        RouteTrace().select(domain="law")
+
+
+def test_an_empty_trace_joins_and_slices_like_any(trace: RouteTrace) -> None:
+    empty = RouteTrace()
+    assert RouteTrace.concat([empty, empty]).table.empty
+    both = RouteTrace.concat([empty, trace, empty, trace])
+    pd.testing.assert_frame_equal(both.table, RouteTrace.concat([trace, trace]).table)
+    assert both.entry_bytes == trace.entry_bytes
+    assert both.domains == {0: "prose", 1: "prose"}
+    part = empty.select(phase="prefill", layers=[0], turns=[0])
+    assert part.table.empty
+    assert list(part.table.columns) == list(COLUMNS)
+
+
+def bare(path: Path, pairs: list[tuple[int, int]]) -> RouteTrace:
+    path.write_text("layer,expert\n" + "".join(f"{a},{b}\n" for a, b in pairs))
+    return RouteTrace.open(path)
+
+
+def test_bare_choices_of_one_model_join_though_their_largest_ids_differ(
+    trace: RouteTrace, tmp_path: Path
+) -> None:
+    short = bare(tmp_path / "a.csv", [(0, 1), (1, 2), (0, 0), (1, 1)])
+    wide = bare(tmp_path / "b.csv", [(0, 9), (1, 2), (2, 3)])
+    both = RouteTrace.concat([short, wide])
+    assert (both.n_layers, both.n_expert, both.n_expert_used) == (3, 10, 1)
+    assert both.table[["turn", "layer", "expert"]].to_numpy().tolist() == [
+        [0, 0, 1], [0, 1, 2], [0, 0, 0], [0, 1, 1], [1, 0, 9], [1, 1, 2], [1, 2, 3],
+    ]  # fmt: skip
+    # Beside a trace that knows its model, they take its facts, if they fit.
+    known = RouteTrace.concat([short, trace])
+    assert (known.n_layers, known.n_expert, known.entry_bytes) == (3, 16, trace.entry_bytes)
+    with pytest.raises(TraceError, match="different models"):
+        RouteTrace.concat([trace, bare(tmp_path / "c.csv", [(0, 16)])])

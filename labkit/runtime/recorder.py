@@ -151,7 +151,7 @@ class Recorder:
                 misses=spent.misses,
                 resident_bytes=resident_bytes,
             )
-            self.trace.tokens.append((step.index, token, step.text))
+            self.trace.tokens.append((self._record.turn, step.index, token, step.text))
             found.append(step)
         return found
 
