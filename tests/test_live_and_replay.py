@@ -15,11 +15,15 @@ from labkit.runtime import Session
 PROMPT = "In the beginning the list was empty, and the first of the names was written in it."
 
 
+# With the larger budget whole tokens find all that they want, of which a policy is told late.
+@pytest.mark.parametrize(("cache_mib", "evicts"), [(1.5, 100), (2.75, 0)])
 @pytest.mark.parametrize("policy", ONLINE)
-def test_live_and_replay_agree_exactly(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_and_replay_agree_exactly(
+    policy: str, cache_mib: float, evicts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decided: list[Lookup] = []
     with Session(
-        model_path(), cache_mib=1.5, policy=policy, prefill="experts", trial=False
+        model_path(), cache_mib=cache_mib, policy=policy, prefill="experts", trial=False
     ) as session:
         streaming = session._engine.streaming
         assert streaming is not None
@@ -31,11 +35,17 @@ def test_live_and_replay_agree_exactly(policy: str, monkeypatch: pytest.MonkeyPa
             return decided[-1]
 
         monkeypatch.setattr(source.policy, "request", note)
+        told_late: list[bool] = []
+        has_all = source.has_all
+        monkeypatch.setattr(
+            source, "has_all", lambda *asked: told_late.append(has_all(*asked)) or told_late[-1]
+        )
         session.generate(PROMPT, 40)
         session.generate(" And then", 10)
         trace = session.trace
-    replayed = replay_batches(trace, 1.5, policy)
-    assert replayed["evicted"].sum() > 100
+    replayed = replay_batches(trace, cache_mib, policy)
+    assert replayed["evicted"].sum() > evicts
+    assert cache_mib < 2 or sum(told_late) > 5
     assert replayed["hits"].sum() > 100
     live = pd.DataFrame(
         [(len(f.hits), len(f.misses), len(f.evicted)) for f in decided],

@@ -104,6 +104,7 @@ class Engine:
                 if self.streaming:
                     self._bind(undo, captured, self.streaming, dense)
             self._undo = undo.pop_all()
+        self._maps_files = resident or dense != "anonymous"
 
     def _watch_routing(self) -> GraphCapture:
         """Find the routing nodes, and where the weights are, from a graph that is not computed."""
@@ -163,7 +164,8 @@ class Engine:
         self._check_files()
         whole = self._decode(tokens, position, outputs, turn, phase, n_left)
         self.recorder.end()
-        self._check_files()
+        if self._maps_files or self.recorder.bytes_read:
+            self._check_files()
         if error := self.hook.error:
             raise error
         missed = self.streaming.source.orphaned if self.streaming else set()

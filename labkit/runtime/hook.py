@@ -36,9 +36,9 @@ from labkit.runtime.graph_plan import (
 from labkit.runtime.node_counter import NodeCounter
 
 OnRouting = Callable[[int, np.ndarray], None]
-"""(layer, experts (n_tokens, k) int32)"""
+"""(layer, experts (n_tokens, k) int32 in llama.cpp's memory, there until the call returns)"""
 OnWeights = Callable[[int, np.ndarray], None]
-"""(layer, weights (n_tokens, k) float32 or NaN): follows the layer's choice"""
+"""(layer, weights (n_tokens, k) float32 or NaN, likewise): follows the layer's choice"""
 OnWait = Callable[[int], None]
 """(layer): called before the layer's down projections are computed"""
 
@@ -266,10 +266,10 @@ class RouterHook:
             )
         self._routed.add(layer)
         self.router_logits = nodes.logits
-        self._on_routing(layer, choice_view(nodes.topk).copy())
+        self._on_routing(layer, choice_view(nodes.topk))
         self.router_logits = self._logits = 0
         if self._on_weights:
-            self._on_weights(layer, weights_view(nodes.weights, nodes.topk).copy())
+            self._on_weights(layer, weights_view(nodes.weights, nodes.topk))
 
     def _on_count(self, index: int) -> None:
         """A graph that runs again has come to a stop of its plan."""
@@ -278,10 +278,10 @@ class RouterHook:
             stop = self._plan.stops[index]
             if stop.choice is not None:
                 self.router_logits = stop.nodes.logits
-                self._on_routing(stop.nodes.layer, stop.choice.copy())
+                self._on_routing(stop.nodes.layer, stop.choice)
                 self.router_logits = 0
             if stop.weights is not None and self._on_weights:
-                self._on_weights(stop.nodes.layer, stop.weights.copy())
+                self._on_weights(stop.nodes.layer, stop.weights)
             if stop.down and self._on_wait:
                 self._on_wait(stop.nodes.layer)
         except BaseException as error:

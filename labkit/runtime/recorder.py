@@ -11,7 +11,7 @@ import numpy as np
 
 from labkit.gguf_map import GGUFMap
 from labkit.policy.base import Entry
-from labkit.runtime.graph_record import GraphRecord
+from labkit.runtime.graph_record import BatchRecord, GraphRecord, TokenRecord
 from labkit.runtime.source import ExpertStreamSource
 from labkit.runtime.steps import Path, TokenStep
 from labkit.runtime.text import TextStream
@@ -50,6 +50,8 @@ class Recorder:
         self._gguf = gguf
         self._source = source
         self.totals = source.totals if source else Totals()
+        uses = {gguf.experts_used(layer) for layer in gguf.moe_layers}
+        self._layers_are_alike = len(uses) <= 1
         self.restart()
 
     def restart(self) -> None:
@@ -90,7 +92,11 @@ class Recorder:
         self._fetch = fetch
         self._path: Path = path
         entry_bytes = self.trace.entry_bytes
-        self._record = GraphRecord(turn, phase, position, outputs, entry_bytes)
+        self._record: GraphRecord
+        if len(outputs) == 1 and self._layers_are_alike:
+            self._record = TokenRecord(turn, phase, position, entry_bytes)
+        else:
+            self._record = BatchRecord(turn, phase, position, outputs, entry_bytes)
         self._before = self.totals.copy()
         self._used_before = usage()
         self._begin_s = time.perf_counter()

@@ -61,7 +61,23 @@ class ExpertStreamSource:
         self._ahead: list[_Pending] = []
         self._unmet: dict[Entry, _Pending] = {}
         self._needed: list[_Pending] = []
+        self._found: dict[int, set[int]] = {}  # by layer, experts seen since anything went
+        self._uses: list[tuple[int, Collection[int]]] = []  # that the policy has not heard of
         self._busy_s = 0.0
+
+    def has_all(self, layer: int, experts: Collection[int]) -> bool:
+        """Whether `layer` may compute at once, for all of `experts` are there.
+
+        A graph waits for this answer, so the policy hears of the use later; but before it decides
+        anything. False where that would not do, though all may be there: `request` then knows.
+        """
+        found = self._found.get(layer)
+        if found is None or self._asked or self._ahead or self._unmet:
+            return False
+        if not found.issuperset(experts):
+            return False
+        self._uses.append((layer, experts))
+        return True
 
     def request(self, layer: int, experts: Collection[int]) -> Lookup:
         """Ask for the distinct `experts` of `layer`; reads of those that are missing begin.
@@ -74,6 +90,8 @@ class ExpertStreamSource:
         waited_s = self.totals.wait_s
         if self._ahead:
             self._withdraw(layer, experts)
+        if self._uses:
+            self._tell_uses()
         lookup = self.policy.request(layer, experts, self._entry_bytes[layer])
         self.totals.hits += len(lookup.hits)
         self.totals.misses += len(lookup.misses)
@@ -82,6 +100,10 @@ class ExpertStreamSource:
         self._make_way(lookup)
         if lookup.misses:
             self._read(layer, lookup.misses)
+        if self.policy.is_over(layer):
+            self._found.clear()
+        else:
+            self._found.setdefault(layer, set()).update(experts)
         self.totals.manage_s += time.perf_counter() - begin - (self.totals.wait_s - waited_s)
         return lookup
 
@@ -108,6 +130,7 @@ class ExpertStreamSource:
     def prefetch(self, layer: int, experts: Sequence[int], keep: Collection[Entry]) -> None:
         """Read entries that `layer` may ask for soon; nothing of `keep` goes for them."""
         begin = time.perf_counter()
+        self._tell_uses()
         wanted = [(layer, expert) for expert in experts]
         if not all(entry in self.policy for entry in wanted):
             lookup = self.policy.admit(wanted, self._entry_bytes[layer], keep)
@@ -149,8 +172,7 @@ class ExpertStreamSource:
             if entry[0] == layer and entry[1] not in experts and self._take_back(pending):
                 self.policy.discard(entry)
                 gone.append(entry)
-        if gone:
-            self.memory.evict(gone, ())
+        self._evict(gone)
 
     def _take_back(self, pending: _Pending) -> bool:
         if not self._reader.withdraw(pending.batch):
@@ -168,9 +190,10 @@ class ExpertStreamSource:
     def make_room(self, budget_bytes: int) -> None:
         """Drop what the policy would drop first until at most so many bytes are resident."""
         self.finish_reads()
+        self._tell_uses()
         while self.policy.resident_bytes > budget_bytes and (entry := self.policy.evict()):
             self._unmet.pop(entry, None)
-            self.memory.evict([entry], ())
+            self._evict([entry])
         self.memory.trim()
 
     def settle(self) -> None:
@@ -180,6 +203,7 @@ class ExpertStreamSource:
             ReadError: one of them failed.
         """
         try:
+            self._tell_uses()
             self._collect(0)
             if self._reader.stuck:  # it may have ended since, but compute was woken before
                 raise self._reader.stuck
@@ -190,6 +214,7 @@ class ExpertStreamSource:
             self.totals.wait_s += self.memory.slept_s()
             self.orphaned = self.memory.forget_orphans()
             for layer in self.orphaned:
+                self._found.clear()
                 for expert in range(self._n_expert):
                     self.policy.discard((layer, expert))
                     self._unmet.pop((layer, expert), None)
@@ -224,10 +249,26 @@ class ExpertStreamSource:
         except ReadError:
             for entry in lookup.misses:
                 self.policy.discard(entry)
-            self.memory.evict(lookup.evicted, ())
+            self._found.clear()
+            self._evict(lookup.evicted)
             raise
         if lookup.misses or lookup.evicted:
-            self.memory.evict(lookup.evicted, lookup.misses)
+            self._evict(lookup.evicted, lookup.misses)
+
+    def _evict(self, gone: Sequence[Entry], wanted: Sequence[Entry] = ()) -> None:
+        if gone:
+            self._found.clear()
+        self.memory.evict(gone, wanted)
+
+    def _tell_uses(self) -> None:
+        """Tell the policy of the uses that `has_all` answered."""
+        if self._uses:
+            begin = time.perf_counter()
+            uses, self._uses = self._uses, []
+            for layer, experts in uses:
+                lookup = self.policy.request(layer, experts, self._entry_bytes[layer])
+                self.totals.hits += len(lookup.hits)
+            self.totals.manage_s += time.perf_counter() - begin
 
     def _splits(self, layer: int) -> bool:
         return self.overlap == "pipeline" and layer in self.down_stops
@@ -277,4 +318,4 @@ class ExpertStreamSource:
                 return  # nothing is computed any more, so nothing that is forgotten matters
             for entry in pending.entries:
                 self.policy.discard(entry)
-            self.memory.evict(pending.entries, ())
+            self._evict(pending.entries)

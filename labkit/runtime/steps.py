@@ -21,7 +21,7 @@ class TokenStep:
         token: its id.
         text: what it adds to the text; "" while a character's bytes are incomplete.
         layers: (L,) MoE layers that routed this token.
-        experts: (L, k) chosen experts in slot order.
+        experts: (L, k) chosen experts in slot order; -1 after those of a layer that chooses fewer.
         weights: (L, k) applied routing weights; NaN where the graph shows none.
         hit: (L, k) whether the entry was resident when its layer asked.
         path: where the experts came from: "cache" (an entry at a time, through the expert cache),

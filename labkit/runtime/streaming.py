@@ -163,6 +163,8 @@ class Streaming:
             self.layers.at_layer(layer)
             return [(layer, expert) for expert in np.unique(experts).tolist()]
         chosen = experts.ravel().tolist()
+        if not self.lookahead and self.source.has_all(layer, chosen):
+            return ()
         lookup = self.source.request(layer, chosen)
         if self.lookahead and len(experts) == 1:
             self._read_ahead(self.lookahead, layer, chosen)
