@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from labkit import bundled, synth
+from labkit.cli import app
 from labkit.errors import OptionError, ReadError
 from labkit.gguf_map import open_gguf
 from labkit.runtime import Session
@@ -291,3 +293,25 @@ def test_an_unknown_kind_is_refused(model: Path) -> None:
 def test_all_foreseen_architectures_exist() -> None:
     assert set(FORESEEN) <= set(architectures())
     assert open_gguf(bundled.model_path()).architecture in FORESEEN
+
+
+# On the command line
+
+
+def test_generate_says_how_often_it_was_right(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["generate", str(model), "-p", TEXT, "-n", "12", "--cache-mib", "1", "--json"]
+    app(
+        [*words, "--prefetch", "router", "--hot-list", str(tmp_path / "hot")],
+        standalone_mode=False,
+    )
+    found = json.loads(capsys.readouterr().out)["prefetch"]
+    assert 0.3 < found["recall"] <= 1
+    assert found["control_right"] + found["control_ties"] >= 11
+    assert found["control_wrong"] == 0
+    assert found["hits"] > 0
+    assert found["bytes_read"] > 0
+    assert len(list((tmp_path / "hot").iterdir())) == 1
+    app(words, standalone_mode=False)
+    assert json.loads(capsys.readouterr().out)["prefetch"] is None

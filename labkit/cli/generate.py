@@ -27,6 +27,8 @@ def command(
     direct_io: options.DirectIO = None,
     overlap: options.Overlap = "auto",
     prefill: options.Prefill = "auto",
+    prefetch: options.Prefetch = None,
+    hot_list: options.HotList = None,
     policy: options.Policy = "lru",
     threads: options.Threads = None,
     n_ctx: options.ContextLength = None,
@@ -52,6 +54,8 @@ def command(
         direct_io=direct_io,
         overlap=overlap,  # pyright: ignore[reportArgumentType] - the session checks it
         prefill=prefill,  # pyright: ignore[reportArgumentType]
+        prefetch=prefetch,  # pyright: ignore[reportArgumentType]
+        hot_list=hot_list,
         policy=policy,
         threads=threads,
         n_ctx=n_ctx,
@@ -100,6 +104,23 @@ def _figures(session: Session, result: Generation, open_s: float) -> dict[str, A
         "reads": session.reader_note,
         "overlap": session.overlap,
         "overlap_note": session.overlap_note,
+        "prefetch": _prefetch(session, result),
+    }
+
+
+def _prefetch(session: Session, result: Generation) -> dict[str, Any] | None:
+    """How often prefetch was right, and what it read; None without it."""
+    table = session.prefetch_accuracy
+    if table.empty:
+        return None
+    sums = table.sum()
+    return {
+        "recall": sums["right"] / sums["chosen"] if sums["chosen"] else None,
+        "control_right": sums.get("control_right"),
+        "control_wrong": sums.get("control_wrong"),
+        "control_ties": sums.get("control_ties"),
+        "hits": sum(step.prefetch_hits for step in result.steps),
+        "bytes_read": sum(step.prefetch_bytes for step in result.steps),
     }
 
 
@@ -129,6 +150,8 @@ def _summary(figures: dict[str, Any]) -> str:
             f"hits {100 * (figures['hit_rate'] or 0):.1f} %",
             f"read {figures['bytes_read'] / 2**20:.1f} MiB",
         ]
+    if figures["prefetch"] and figures["prefetch"]["recall"] is not None:
+        parts.append(f"foretold {100 * figures['prefetch']['recall']:.1f} %")
     if figures["peak_memory_mib"] is not None:
         parts.append(f"peak memory {figures['peak_memory_mib']:.0f} MiB")
     return " · ".join(parts)

@@ -68,6 +68,21 @@ Policy = Annotated[
         help="What stays in the cache: lru, echo, or any other name that `labkit replay` takes.",
     ),
 ]
+Prefetch = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOW",
+        help="Read ahead what the next layer may choose: router (what its router makes of this "
+        "layer's input) or previous (what it chose for the token before). By default nothing.",
+    ),
+]
+HotList = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Keep there which experts are used most; begin with those of earlier runs.",
+    ),
+]
 Resident = Annotated[
     bool, typer.Option("--resident", help="No streaming: llama.cpp's own memory map.")
 ]

@@ -1,12 +1,11 @@
 """What prefetch brings: sessions without it and with each kind of it, token by token in turns.
 
     python tests/bench/prefetch.py MODEL --cache-mib 400 1150 --tokens 24 --warmup 4
+    python tests/bench/prefetch.py MODEL --cache-mib 1150 --hot-list
 
-For each budget and way of overlap the sessions are open side by side and decode the same tokens,
-in an order drawn anew for each token: who comes second finds what the first has read in the caches
-of a virtual disk. Prints JSON: for each kind the median time of a token, its ratio to the time
-without prefetch (median over tokens, with a 95 % bootstrap interval), hits, bytes read, exposed
-wait, and how often the predictions and the control were right.
+Prints JSON: for each budget and way of overlap the two tables of `labkit.prefetch_lab`, layers
+summed up. With `--hot-list` instead the time from opening to the first token after a short prompt,
+with a hot list and without, in turns.
 """
 
 from __future__ import annotations
@@ -14,71 +13,65 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
+import time
 import warnings
+from statistics import median
 from typing import Any
 
 import numpy as np
 
-from labkit.runtime import Session, TokenStep
+from labkit.prefetch_lab import compare_prefetch, foretold, text_tokens
+from labkit.runtime import Session
 
-KINDS = (None, "previous", "router")
 
-
-def compare(model: str, options: dict[str, Any], prompt: list[int], warmup: int) -> dict[str, Any]:
+def kinds(model: str, tokens: list[int], warmup: int, options: dict[str, Any]) -> dict[str, Any]:
     """Figures of each kind of prefetch at one budget."""
-    sessions = [
-        Session(model, prefetch=kind, prefill="experts", n_ctx=512, **options) for kind in KINDS
+    found = compare_prefetch(model, tokens, warmup=warmup, n_ctx=512, **options)
+    told = foretold(found.layers).set_index("prefetch")
+    return {
+        str(name): {
+            key: round(float(value), 3)
+            for key, value in (*row.items(), *(told.T.get(name, {}).items()))
+            if value == value  # what was not measured is left out
+        }
+        for name, row in found.summary.set_index("prefetch").iterrows()
+    }
+
+
+def first_token(model: str, prompt: list[int], cache_mib: float, directory: str | None) -> Any:
+    """Seconds for opening, and from there to the first token; its hits, its MiB."""
+    begin = time.perf_counter()
+    with Session(model, cache_mib=cache_mib, hot_list=directory, n_ctx=512) as session:
+        open_s = time.perf_counter() - begin
+        session.generate(prompt, 0)
+        return open_s, time.perf_counter() - begin, session.prefill_steps[-1]
+
+
+def hot_list(model: str, tokens: list[int], cache_mib: float, rounds: int) -> dict[str, Any]:
+    """First token with a hot list of some tokens, and without."""
+    with tempfile.TemporaryDirectory() as directory:
+        with Session(model, cache_mib=cache_mib, hot_list=directory, n_ctx=512) as session:
+            for token in tokens:
+                session.generate([token], 0)
+        ways = {"without": None, "with": directory}
+        runs: dict[str, list[Any]] = {way: [] for way in ways}
+        rng = np.random.default_rng(1)
+        for _ in range(rounds):
+            prompt = rng.choice(tokens, 4).tolist()
+            for way in rng.permutation(list(ways)).tolist():
+                runs[way].append(first_token(model, prompt, cache_mib, ways[way]))
+    ratios = [
+        after[1] / plain[1] for plain, after in zip(runs["without"], runs["with"], strict=True)
     ]
-    steps: list[list[TokenStep]] = [[] for _ in KINDS]
-    try:
-        rng = np.random.default_rng(0)
-        for token in prompt:
-            for which in rng.permutation(len(KINDS)).tolist():
-                sessions[which].generate([token], 0)
-                steps[which] += sessions[which].prefill_steps
-        tables = [session.prefetch_accuracy for session in sessions]
-    finally:
-        for session in sessions:
-            session.close()
-    plain = walls_ms(steps[0][warmup:])
-    return {
-        kind or "none": figures(steps[i][warmup:], plain) | rightness(tables[i])
-        for i, kind in enumerate(KINDS)
-    }
-
-
-def walls_ms(steps: list[TokenStep]) -> np.ndarray:
-    return np.array([1e3 * step.wall_s for step in steps])
-
-
-def figures(steps: list[TokenStep], plain_ms: np.ndarray) -> dict[str, Any]:
-    """Means and medians of a session's tokens, beside the times without prefetch."""
-    ratios = walls_ms(steps) / plain_ms
-    draws = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
-    low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
-    hits, misses = sum(s.hits for s in steps), sum(s.misses for s in steps)
-    return {
-        "token_ms": round(float(np.median(walls_ms(steps))), 2),
-        "ratio": round(float(np.median(ratios)), 3),
-        "interval": [round(float(low), 3), round(float(high), 3)],
-        "hit_pct": round(100 * hits / (hits + misses), 1),
-        "prefetch_hit_pct": round(100 * sum(s.prefetch_hits for s in steps) / (hits + misses), 1),
-        "read_mib": round(float(np.mean([s.bytes_read / 2**20 for s in steps])), 1),
-        "prefetch_mib": round(float(np.mean([s.prefetch_bytes / 2**20 for s in steps])), 1),
-        "read_ms": round(float(np.median([1e3 * s.read_s for s in steps])), 2),
-        "wait_ms": round(float(np.median([1e3 * s.wait_s for s in steps])), 2),
-        "manage_ms": round(float(np.median([1e3 * s.manage_s for s in steps])), 2),
-    }
-
-
-def rightness(table: Any) -> dict[str, Any]:
-    """How often predictions and the control were right, all layers together."""
-    if table.empty:
-        return {}
-    found = {"recall": round(float(table["right"].sum() / table["chosen"].sum()), 3)}
-    if "control_right" in table:
-        for name in ("control_right", "control_wrong", "control_ties"):
-            found[name] = int(table[name].sum())
+    found: dict[str, Any] = {"ratio": median(ratios), "rounds": [round(r, 3) for r in ratios]}
+    for way, some in runs.items():
+        found[way] = {
+            "open_s": round(median(run[0] for run in some), 3),
+            "first_token_s": round(median(run[1] for run in some), 3),
+            "hits": median(run[2].hits for run in some),
+            "misses": median(run[2].misses for run in some),
+        }
     return found
 
 
@@ -90,19 +83,23 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--warmup", type=int, default=6)
     parser.add_argument("--threads", type=int, help="compute threads; else one for each core")
+    parser.add_argument("--hot-list", action="store_true", help="measure the hot list instead")
+    parser.add_argument("--rounds", type=int, default=7, help="of the hot list")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    tokens = np.random.default_rng(0).integers(10, 400, arguments.tokens + arguments.warmup)
-    result = {
-        f"{cache_mib:g} MiB, {overlap}": compare(
-            arguments.model,
-            {"cache_mib": cache_mib, "overlap": overlap, "threads": arguments.threads},
-            tokens.tolist(),
-            arguments.warmup,
-        )
-        for cache_mib in arguments.cache_mib
-        for overlap in arguments.overlap
-    }
+    tokens = text_tokens(arguments.model, arguments.tokens + arguments.warmup)
+    result = {}
+    for cache_mib in arguments.cache_mib:
+        if arguments.hot_list:
+            result[f"{cache_mib:g} MiB"] = hot_list(
+                arguments.model, tokens, cache_mib, arguments.rounds
+            )
+            continue
+        for overlap in arguments.overlap:
+            options = {"cache_mib": cache_mib, "overlap": overlap, "threads": arguments.threads}
+            result[f"{cache_mib:g} MiB, {overlap}"] = kinds(
+                arguments.model, tokens, arguments.warmup, options
+            )
     json.dump(result, sys.stdout, indent=1)
     sys.stdout.write("\n")
 
