@@ -83,7 +83,9 @@ class Demand:
     def cycle_bytes(self) -> int:
         """The token cycle: bytes that a generated token asks for in all layers, on average.
 
-        Below it an LRU cache over all layers finds next to nothing. 0 if nothing was generated.
+        Sum over generated tokens and layers of (different experts chosen x bytes of an entry) /
+        generated tokens. Below it an LRU cache over all layers finds next to nothing. 0 if nothing
+        was generated.
         """
         decode = self.keys["phase"].to_numpy() == 1
         tokens = len(self.keys.loc[decode, ["turn", "step"]].drop_duplicates())

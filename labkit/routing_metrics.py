@@ -4,6 +4,9 @@ Every function takes a routing table as `RouteTrace.table` gives it, of which it
 `step`, `layer`, `slot` and `expert` (and `weight` where it says so), and `turn` if it is there.
 A table covers one run: (turn, step) names a token. Figures over several texts average the runs.
 
+What routing repeats and what it could be predicted from is in `labkit.routing_patterns`; the token
+cycle, the bytes of a token's choices in all layers, is `labkit.demand.Demand.cycle_bytes`.
+
 None of these figures means anything alone. Put each beside the same figure of `uniform_routing`
 and of an untrained model: token identity by itself already makes routing look meaningful.
 """
@@ -78,9 +81,9 @@ def domain_distance(tables: Mapping[str, pd.DataFrame], n_expert: int) -> pd.Dat
 
     Returns columns first, second, total_variation.
     """
-    names, _, rates = _rates(tables, n_expert)
+    names, layers, rates = _rates(tables, n_expert)
     rows = [
-        (names[i], names[j], float(np.abs(rates[i] - rates[j]).sum(1).mean() / 2))
+        (names[i], names[j], float(np.abs(rates[i] - rates[j]).sum() / 2 / (len(layers) or np.nan)))
         for i in range(len(names))
         for j in range(i + 1, len(names))
     ]
@@ -112,7 +115,8 @@ def churn(table: pd.DataFrame) -> pd.DataFrame:
 def active_set(table: pd.DataFrame, window: int) -> pd.DataFrame:
     """How many different experts the last `window` tokens used in each layer.
 
-    A token with fewer than `window` - 1 predecessors in its turn has no row.
+    active(t) = |chosen(t - window + 1) or ... or chosen(t)|, between k and window x k. A token with
+    fewer than `window` - 1 predecessors in its turn has no row.
 
     Returns columns turn, step, layer, active.
     """
@@ -154,6 +158,7 @@ def routing_entropy(table: pd.DataFrame) -> pd.DataFrame:
 def reuse_distance(table: pd.DataFrame) -> pd.Series:
     """For each choice: how many different entries were used since this entry was used last.
 
+    distance(i) = |{entries used at j : last use of entry(i) < j < i}|, where i, j number choices.
     An entry is a (layer, expert); choices are taken in the order turn, step, layer, slot. A cache
     of C entries that drops the least recently used one hits exactly where the distance is below C.
 

@@ -56,6 +56,8 @@ def overlap_by_lag(table: pd.DataFrame, lags: Sequence[int]) -> pd.DataFrame:
 def working_set(table: pd.DataFrame) -> pd.DataFrame:
     """How many different (layer, expert) entries the run has used so far, token by token.
 
+    entries(t) = |chosen(0) or ... or chosen(t)| over all layers; new(t) is its growth at t.
+
     Returns columns turn, step, entries (used at least once up to this token), new (first used
     there). Bytes are entries x their size; where the curve flattens, a cache that size is enough.
     """

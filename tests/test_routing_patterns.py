@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from labkit import routing_metrics as metrics
 from labkit.routing_patterns import (
     co_activation,
     domain_information,
@@ -14,6 +15,7 @@ from labkit.routing_patterns import (
     predictor_accuracy,
     working_set,
 )
+from labkit.trace import RouteTrace
 
 
 def routing(tokens: list[list[int]], layer: int = 0) -> pd.DataFrame:
@@ -86,3 +88,17 @@ def test_a_table_without_phases_has_no_prompt() -> None:
     assert found["hot list of the prompt"] == 0
     assert found["previous token"] == pytest.approx((0 + 0.5 + 0.5 + 0.5) / 4)
     assert predictor_accuracy(routing([])).isna()["recall"].all()
+
+
+def test_an_empty_trace_has_no_figures_and_breaks_none() -> None:
+    none = RouteTrace().table
+    tables = (
+        metrics.expert_load(none, 4), metrics.churn(none), metrics.active_set(none, 2),
+        metrics.routing_entropy(none), metrics.domain_purity({"a": none, "b": none}, 4),
+        metrics.uniform_routing(none, 4), metrics.agreement(none, none), imbalance(none, 4),
+        working_set(none), domain_information({"a": none, "b": none}, 4),
+    )  # fmt: skip
+    assert all(table.empty for table in tables)
+    assert metrics.domain_distance({"a": none, "b": none}, 4)["total_variation"].isna().all()
+    assert overlap_by_lag(none, [1])["overlap"].isna().all()
+    assert np.isnan(co_activation(none, 0, 1, 4)).all()
