@@ -13,6 +13,8 @@ and, without a limit, the two things that no way can be faster than: `compute`, 
 the model in memory, and `read`, the experts' bytes in file order past the page cache, 4 MiB a read
 over the same number of lanes. "cold" is the first prompt after opening, "warm" another one of the
 same length after it, which finds part of its experts in the cache ("mmap": in the page cache).
+Before each, the process rests for a while: a virtual disk may lend what it saved up meanwhile, and
+a session that just read its dense weights would have less of that than a reader that did nothing.
 
 Prints a line a run, then JSON: medians of seconds over rounds, each way over max(compute, read) of
 the same round, and whether all logits were the same. "others" is the share of the cores that other
@@ -59,7 +61,11 @@ def prompts(n: int) -> tuple[list[int], list[int]]:
 def measure(job: dict[str, Any]) -> dict[str, Any]:
     """Run one way in this process: seconds of the cold and of the warm prompt, and what it read."""
     if job["way"] == "read":
-        return {"s": [read_layers(Path(job["model"]), job["lanes"])] * 2}
+        seconds = []
+        for _ in range(2):
+            time.sleep(job["rest"])
+            seconds.append(read_layers(Path(job["model"]), job["lanes"]))
+        return {"s": seconds}
     run = measure_session if job["way"] in ("experts", "layers") else measure_stock
     return run(job)
 
@@ -76,6 +82,7 @@ def measure_session(job: dict[str, Any]) -> dict[str, Any]:
         seconds, read, wait, hashes = [], [], [], []
         for prompt in prompts(job["n"]):
             session.reset()
+            time.sleep(job["rest"])
             result = session.generate(prompt, 0, hash_logits=True)
             seconds.append(result.prefill_s)
             read.append(round(result.prefill_read_bytes / 2**20))
@@ -95,6 +102,7 @@ def measure_stock(job: dict[str, Any]) -> dict[str, Any]:
         seconds, hashes = [], []
         for prompt in prompts(job["n"]):
             model.reset()
+            time.sleep(job["rest"])
             seconds.append(model.prefill(prompt))
             hashes.append(hashlib.sha256(model.logits().tobytes()).hexdigest())
     return {"s": seconds, "hash": hashes}
@@ -139,7 +147,7 @@ def read_layers(model: Path, lanes: int) -> float:
 def run(way: str, n: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """One way in a process of its own, under the limit if it is to feel one."""
     job = {"way": way, "n": n, "model": str(arguments.model),
-           "cache_mib": arguments.cache_mib, "lanes": arguments.lanes}  # fmt: skip
+           "cache_mib": arguments.cache_mib, "lanes": arguments.lanes, "rest": arguments.rest}  # fmt: skip
     file_cache.drop(open_gguf(arguments.model).paths)
     share = Share()
     with contextlib.ExitStack() as stack:
@@ -188,6 +196,7 @@ def main() -> None:
     parser.add_argument("--ways", default=",".join(way for way in WAYS if way != "mmap-random"))
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--lanes", type=int, default=4)
+    parser.add_argument("--rest", type=float, default=3, help="seconds before a prompt")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
