@@ -146,8 +146,8 @@ def read_layers(model: Path, lanes: int) -> float:
 
 def run(way: str, n: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """One way in a process of its own, under the limit if it is to feel one."""
-    job = {"way": way, "n": n, "model": str(arguments.model),
-           "cache_mib": arguments.cache_mib, "lanes": arguments.lanes, "rest": arguments.rest}  # fmt: skip
+    job = {"way": way, "n": n, "model": str(arguments.model)}
+    job |= {name: getattr(arguments, name) for name in ("cache_mib", "lanes", "rest")}
     file_cache.drop(open_gguf(arguments.model).paths)
     share = Share()
     with contextlib.ExitStack() as stack:
