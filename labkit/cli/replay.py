@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,6 +50,8 @@ def command(
     from labkit.trace import RouteTrace
 
     asked = demand(RouteTrace.open(trace), entry_bytes=entry_bytes, ubatch=ubatch)
+    if not len(asked.counts):
+        raise TraceError(f"{trace}: no token is in this trace, so there is nothing to replay.")
     table = replay(asked, wanted or budget_grid(asked, 10), names, seed=seed)
     if csv:
         try:
@@ -64,11 +67,14 @@ def command(
 
 def _numbers(text: str) -> list[float]:
     try:
-        return [float(part) for part in text.split(",")]
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
+        numbers = [math.inf]
+    if math.inf in numbers:
         raise typer.BadParameter(
             f"'{text}' is not a list of MiB such as 100,200", param_hint="--budgets"
-        ) from None
+        )
+    return numbers
 
 
 def _names(text: str | None) -> list[str]:
@@ -85,11 +91,14 @@ def _names(text: str | None) -> list[str]:
 
 
 def _text(table: pd.DataFrame, asked: Demand):
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     mib = 2**20
     names = list(dict.fromkeys(table["policy"]))
     shown = Table(
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
         title="Hit rate in % of all lookups, by budget",
         caption=(
             f"Token cycle {asked.cycle_bytes / mib:,.1f} MiB (below it LRU finds next to nothing), "
@@ -98,7 +107,7 @@ def _text(table: pd.DataFrame, asked: Demand):
         ),
     )
     for name in ("MiB", *names):
-        shown.add_column(name, justify="right")
+        shown.add_column(name.replace("-", "-\n"), justify="right", no_wrap=True)
     for budget, rows in table.groupby("budget_mib", sort=False):
         rates = rows.set_index("policy")["hit_pct"]
         shown.add_row(f"{budget:,.1f}", *(f"{rates[name]:.1f}" for name in names))

@@ -45,12 +45,12 @@ __all__ = [
     "next_uses",
 ]
 
-ONLINE = (
+ONLINE: tuple[str, ...] = (
     "lru", "lfu", "lrfu", "slru", "s3-fifo", "layer-lru", "layer-lfu", "echo", "random",
 )  # fmt: skip
 """Names of the policies that a live session can use."""
 
-POLICIES = (*ONLINE, "belady")
+POLICIES: tuple[str, ...] = (*ONLINE, "belady")
 """Names of all policies, with the optimum, which needs to know the future."""
 
 
