@@ -43,7 +43,7 @@ def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
 def test_decoding_is_counted_from_the_second_token_on(model: Path) -> None:
     with Session(model, n_ctx=N_CTX, overlap="serial") as session:
         hook = session._engine.hook
-        seen = [hook._counting for _ in session.stream(PROMPT, 6)]
+        seen = [hook._plan is not None for _ in session.stream(PROMPT, 6)]
     assert seen == [False, True, True, True, True, True]
 
 
@@ -55,7 +55,7 @@ def test_a_context_that_grows_makes_llama_build_anew_and_the_graph_is_learned_ag
     rows: list[np.ndarray] = []
     with Session(model, n_ctx=N_CTX, cache_mib=1, overlap="serial", threads=2) as session:
         session.on_logits = rows.append
-        seen = [session._engine.hook._counting for _ in session.stream(PROMPT, n)]
+        seen = [session._engine.hook._plan is not None for _ in session.stream(PROMPT, n)]
     assert seen.count(False) == 2
     reference = stock.logits(model, PROMPT, n, n_ctx=N_CTX)
     assert same_bits(np.stack(rows), reference[len(PROMPT) - 1 :])
@@ -99,9 +99,12 @@ def test_the_overlap_may_change_from_token_to_token(model: Path) -> None:
         assert session._streaming
         rows: list[np.ndarray] = []
         session.on_logits = rows.append
+        counted = []
         for index, _ in enumerate(session.stream(PROMPT, 30)):
+            counted.append(session._engine.hook._plan is not None)
             session._streaming.overlap.current = ("serial", "pipeline")[index // 3 % 2]
         assert same_bits(np.stack(rows), expected)
+        assert counted == [False] + [True] * 29, "one run tells all ways where to stop"
 
 
 @counts
@@ -123,11 +126,11 @@ def test_a_graph_of_another_length_is_an_error_and_then_read_by_name(
             next(stream)
         last = session.stream([first[-1].token], 0)
         assert list(last) == []
-        assert not hook._counting
+        assert hook._plan is None
         session.reset()
         rows.clear()
         session.generate(PROMPT, 12)
-        assert not hook._counting
+        assert hook._plan is None
         assert same_bits(np.stack(rows), expected)
 
 

@@ -7,7 +7,7 @@ many nodes these places come; from then on counting is enough.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -67,16 +67,16 @@ class GraphPlan:
     Attributes:
         stops: in the order of their counts.
         counts: their counts, and one more than the graph has nodes.
-        with_down: whether it stops before the down projections.
     """
 
     stops: list[Stop]
-    counts: list[int] = field(default_factory=list)
-    with_down: bool = False
+    counts: list[int]
 
 
 def plan_graph(layers: list[LayerNodes], n_nodes: int, *, with_down: bool) -> GraphPlan | None:
     """The plan of a graph of one token and `n_nodes` computed nodes.
+
+    `with_down` stops it a second time in each layer, before its down projections.
 
     None if a layer leaves no node at which its choice is there and its experts are not in use yet.
     """
@@ -95,7 +95,7 @@ def plan_graph(layers: list[LayerNodes], n_nodes: int, *, with_down: bool) -> Gr
     counts = [stop.count for stop in stops] + [n_nodes + 1]
     if any(late <= early for early, late in pairwise(counts)):
         return None
-    return GraphPlan(stops, counts, with_down)
+    return GraphPlan(stops, counts)
 
 
 def choice_view(address: int) -> np.ndarray:

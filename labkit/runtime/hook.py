@@ -84,8 +84,9 @@ class RouterHook:
         self._topk = self._logits = self._stopped_at = 0
         self._stop: tuple[_Place, int] = ("routing", -1)
         self._learned: dict[int, LayerNodes] = {}
-        self._learning = self._counting = False
-        self._plan: GraphPlan | None = None
+        self._learning = False
+        self._plans: dict[bool, GraphPlan | None] = {}  # by `stop_before_down`
+        self._plan: GraphPlan | None = None  # of the graph that is counted
         self._listen: Callable[[bool], None] | None = None
         self.router_logits = 0
         self.stop_before_down = False
@@ -117,19 +118,18 @@ class RouterHook:
         self._topk = self._logits = self._stopped_at = self.router_logits = 0
         self.error = None
         single = n_tokens == 1
-        plan = self._plan
-        if plan and not (single and plan.with_down == self.stop_before_down):
-            self._forget_plan()
-        self._counting = self._plan is not None
+        self._plan = self._plans.get(self.stop_before_down) if single else None
+        if self._plans and not self._plan:
+            self._forget_plans()
         self._learning = single and self._listen is not None
-        self._dull.begin(None if self._counting else shape)
+        self._dull.begin(None if self._plan else shape)
         if self._counter:
             unplanned = None if self._learning else _NEVER
             self._counter.begin(self._plan.counts if self._plan else unplanned)
 
     def end(self, *, whole: bool) -> None:
         """Call after each graph; `whole` if it ran to its end."""
-        if self._counting:
+        if self._plan:
             self._end_counted(whole)
             return
         self.missed = set()
@@ -139,26 +139,25 @@ class RouterHook:
         if self.stop_before_down:
             self.missed |= self._layers("down") - self._waited
         if self._learning and not self.missed and not self.error:
-            self._make_plan()
+            self._make_plans()
 
     def _end_counted(self, whole: bool) -> None:
         assert self._counter
         as_planned = self._counter.end() if whole else not self._counter.overran
         self.missed = set() if as_planned else self._layers("routing")
         if not as_planned:
-            self._forget_plan()
+            self._forget_plans()
             self._listen = None
 
-    def _make_plan(self) -> None:
+    def _make_plans(self) -> None:
         assert self._counter
         assert self._listen
         layers, n_nodes = [*self._learned.values()], self._counter.count
-        self._plan = plan_graph(layers, n_nodes, with_down=self.stop_before_down)
-        if self._plan:
-            self._listen(False)
+        self._plans = {down: plan_graph(layers, n_nodes, with_down=down) for down in (False, True)}
+        self._listen(False)
 
-    def _forget_plan(self) -> None:
-        self._plan = None
+    def _forget_plans(self) -> None:
+        self._plans = {}
         if self._listen:
             self._listen(True)
 
@@ -197,8 +196,9 @@ class RouterHook:
 
     def _on_first_node(self) -> None:
         """llama.cpp asks about a graph: if it was to be counted, it is a new one instead."""
-        if self._counting and self._counter:
-            self._counting, self._plan = False, None
+        self._plans = {}
+        if self._plan and self._counter:
+            self._plan = None
             self._counter.begin()
 
     def _on_node(self, address: int) -> bool:
@@ -233,7 +233,7 @@ class RouterHook:
 
     def _stops_at(self, place: _Place, layer: int) -> bool:
         if place == "down":
-            return self.stop_before_down
+            return self.stop_before_down or self._learning
         # A block that is built twice in a layer (grovemoe's chunks) routes the same way again.
         if place == "routing":
             return layer not in self._routed
@@ -253,9 +253,9 @@ class RouterHook:
             nodes.used = count
         elif place == "down":
             nodes.down = count
-            if self._on_wait:
-                self._on_wait(layer)
             self._waited.add(layer)
+            if self.stop_before_down and self._on_wait:
+                self._on_wait(layer)
 
     def _route(self, nodes: LayerNodes) -> None:
         layer = nodes.layer
