@@ -45,7 +45,7 @@ def write_trace(path: Path, rows: int, seed: int = 0) -> None:
         {
             "turn": np.zeros(len(expert), np.int32),
             "phase": pd.Categorical.from_codes(
-                np.ones(len(expert), np.int8), categories=list(PHASES)
+                np.ones(len(expert), np.int8), dtype=pd.CategoricalDtype(list(PHASES))
             ),
             "step": (place // (LAYERS * K)).astype(np.int32),
             "layer": (place // K % LAYERS).astype(np.int32),
