@@ -24,6 +24,8 @@ KINDS = (None, "previous", "router")
 class PrefetchComparison:
     """Tables of one comparison.
 
+    A kind that cannot foretell anything of the model is not in them.
+
     Attributes:
         summary: a row for each kind: prefetch ("none", "previous", "router"); token_ms (median),
             ratio to the time without prefetch (median over tokens) with its 95 % bootstrap interval
@@ -38,8 +40,10 @@ class PrefetchComparison:
 
 def text_tokens(model: str | Path, n: int) -> list[int]:
     """`n` token ids of English prose; of a model without a tokenizer, random ones."""
-    if not open_gguf(model).has_tokenizer:
-        return np.random.default_rng(0).integers(10, 400, n).tolist()
+    gguf = open_gguf(model)
+    if not gguf.has_tokenizer:
+        n_vocab = gguf.tensor("token_embd.weight").shape[1]
+        return np.random.default_rng(0).integers(n_vocab, size=n).tolist()
     with Session(model) as session:
         tokens = session.tokenize(" ".join(bundled.prompts()["english"]))
     return (tokens * (1 + n // len(tokens)))[:n]
@@ -62,30 +66,35 @@ def compare_prefetch(
     """
     if warmup >= len(tokens):
         raise OptionError(f"{len(tokens)} tokens with {warmup} of them as warm-up leave none")
-    steps: list[list[TokenStep]] = [[] for _ in KINDS]
     rng = np.random.default_rng(0)
     with contextlib.ExitStack() as opened:
-        sessions = [
-            opened.enter_context(Session(model, prefetch=kind, prefill="experts", **options))
-            for kind in KINDS
-        ]
+        sessions = _open_each(opened, model, options)
+        steps: dict[str, list[TokenStep]] = {name: [] for name in sessions}
         for token in tokens:
-            for which in rng.permutation(len(KINDS)).tolist():
-                sessions[which].generate([token], 0)
-                steps[which] += sessions[which].prefill_steps
-        tables = [session.prefetch_accuracy for session in sessions]
-    names = [kind or "none" for kind in KINDS]
-    counted = [some[warmup:] for some in steps]
-    rows = [
-        {"prefetch": name} | _figures(some, _walls_ms(counted[0]))
-        for name, some in zip(names, counted, strict=True)
-    ]
-    layers = [
-        table.assign(prefetch=name)
-        for name, table in zip(names, tables, strict=True)
-        if not table.empty
-    ]
-    return PrefetchComparison(pd.DataFrame(rows), pd.concat(layers, ignore_index=True))
+            for name in rng.permutation(list(sessions)).tolist():
+                sessions[name].generate([token], 0)
+                steps[name] += sessions[name].prefill_steps
+        tables = [s.prefetch_accuracy.assign(prefetch=name) for name, s in sessions.items()]
+    plain_ms = _walls_ms(steps["none"][warmup:])
+    rows = [{"prefetch": name} | _figures(some[warmup:], plain_ms) for name, some in steps.items()]
+    return PrefetchComparison(pd.DataFrame(rows), pd.concat(tables, ignore_index=True))
+
+
+def verdict(summary: pd.DataFrame) -> list[str]:
+    """A sentence for each kind: what it does to hits, to reads and to the time of a token."""
+    rows = summary.set_index("prefetch")
+    plain = rows.loc["none"]
+    sentences = []
+    for name, row in rows.drop(index="none").iterrows():
+        gain = "no difference that these tokens show"
+        if row["ratio_high"] < 1 or row["ratio_low"] > 1:
+            gain = f"{'faster' if row['ratio'] < 1 else 'slower'} than without"
+        sentences.append(
+            f"{name}: hits {plain['hit_pct']:.0f} -> {row['hit_pct']:.0f} %, read a token "
+            f"{plain['read_mib']:.2f} -> {row['read_mib']:.2f} MiB, time {row['ratio']:.2f} "
+            f"[{row['ratio_low']:.2f}, {row['ratio_high']:.2f}] of that without it: {gain}."
+        )
+    return sentences
 
 
 def foretold(layers: pd.DataFrame) -> pd.DataFrame:
@@ -95,6 +104,21 @@ def foretold(layers: pd.DataFrame) -> pd.DataFrame:
     return sums.assign(recall_pct=100 * sums["right"] / sums["chosen"])[
         ["prefetch", "recall_pct", *control]
     ]
+
+
+def _open_each(
+    opened: contextlib.ExitStack, model: str | Path, options: dict[str, Any]
+) -> dict[str, Session]:
+    sessions: dict[str, Session] = {}
+    for kind in KINDS:
+        try:
+            session = Session(model, prefetch=kind, prefill="experts", **options)
+        except OptionError:
+            if kind != "router":
+                raise
+        else:
+            sessions[kind or "none"] = opened.enter_context(session)
+    return sessions
 
 
 def _walls_ms(steps: list[TokenStep]) -> np.ndarray:
