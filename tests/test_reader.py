@@ -139,3 +139,12 @@ def test_close_ends_the_lanes(tmp_path: Path) -> None:
     reader.close()
     window.close()
     assert threading.active_count() == before
+
+
+def test_memory_of_a_read_under_way_outlives_its_window(tmp_path: Path) -> None:
+    write(tmp_path / "data", 0)
+    window = ExpertWindow(0, SLICE, N)
+    view = window.view(0, SLICE)
+    window.close()
+    view[:] = b"x" * SLICE  # would end the process if it were unmapped
+    view.release()

@@ -71,9 +71,13 @@ class PageRange:
         return int((np.frombuffer(pages.raw, np.uint8) & 1).sum()) * PAGE
 
     def close(self) -> None:
-        """Unmap. The caller has made sure that nothing uses this memory any more."""
+        """Unmap. The caller has made sure that nothing uses this memory any more.
+
+        A read that is stuck has a view of its own, with which the memory stays until it ends.
+        """
         self.memory.release()
-        self._map.close()
+        with contextlib.suppress(BufferError):
+            self._map.close()
 
 
 class Window:
