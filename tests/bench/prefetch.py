@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from labkit.prefetch_lab import compare_prefetch, foretold, text_tokens
 from labkit.runtime import Session
@@ -33,7 +34,7 @@ def kinds(model: str, tokens: list[int], warmup: int, options: dict[str, Any]) -
         str(name): {
             key: round(float(value), 3)
             for key, value in (*row.items(), *(told.T.get(name, {}).items()))
-            if value == value  # what was not measured is left out
+            if pd.notna(value)  # what was not measured is left out
         }
         for name, row in found.summary.set_index("prefetch").iterrows()
     }
