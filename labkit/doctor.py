@@ -258,7 +258,7 @@ def _userfaultfd() -> Iterator[Check]:
 
 def _model(model: Path | None) -> Iterator[Check]:
     from labkit.gguf_map import open_gguf
-    from labkit.runtime.reader import direct_io_problem
+    from labkit.runtime.direct_io import direct_io_problem
 
     if model is None:
         try:

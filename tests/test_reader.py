@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from labkit.errors import ReadError
+from labkit.runtime.direct_io import direct_io_problem
 from labkit.runtime.memory import PAGE, ExpertWindow
-from labkit.runtime.reader import FileReader, ReadRequest, direct_io_problem
+from labkit.runtime.reader import FileReader, ReadRequest
 
 SLICE = 10_000
 N = 9

@@ -72,7 +72,7 @@ def flash_rates(
     Returns the reason as a text where direct reads cannot be had: through the page cache, a file
     that was just written would be measured from memory.
     """
-    from labkit.runtime.reader import direct_io_problem
+    from labkit.runtime.direct_io import direct_io_problem
 
     if problem := direct_io_problem(path):
         return problem

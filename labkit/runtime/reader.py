@@ -7,8 +7,6 @@ share may be read twice and is the same each time: no bounce buffer is needed.
 
 from __future__ import annotations
 
-import errno
-import mmap
 import os
 import threading
 import time
@@ -20,7 +18,9 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from labkit.errors import OptionError, ReadError
+from labkit.runtime.direct_io import choose_direct_io
 from labkit.runtime.memory import BLOCK, PAGE
+from labkit.runtime.scheduling import run_soon_and_briefly
 
 SLOW_READ_S = 5.0
 """A read that takes longer counts as one that will not end."""
@@ -135,7 +135,7 @@ class FileReader:
         self.stuck: ReadError | None = None
         self.on_error: Callable[[ReadError], None] | None = None
         self._files: list[int] = []
-        self.direct_io, self.direct_io_note = _choose_direct_io(self.paths, direct_io)
+        self.direct_io, self.direct_io_note = choose_direct_io(self.paths, direct_io)
         flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
         if self.direct_io:
             flags |= os.O_DIRECT
@@ -245,6 +245,9 @@ class FileReader:
             self._threads.append(thread)
 
     def _run_lane(self, lane: int) -> None:
+        # A lane works for microseconds between reads that last longer; while it waits for a
+        # processor that computes, the disk has one read less to do.
+        run_soon_and_briefly()
         while self._tokens.get():
             try:
                 request, batch = self._urgent.popleft()
@@ -336,34 +339,3 @@ def _release(views: Iterable[memoryview]) -> None:
     # One that an error's traceback kept alive would keep its memory from being unmapped.
     for view in views:
         view.release()
-
-
-def _choose_direct_io(paths: Sequence[Path], wanted: bool | None) -> tuple[bool, str]:
-    if wanted is False:
-        return False, "buffered reads were asked for"
-    problem = next(filter(None, map(direct_io_problem, paths)), None)
-    if problem is None:
-        return True, "the file system takes direct reads"
-    if wanted:
-        raise ReadError(f"{problem} Open the model with direct_io=False or None.")
-    return False, problem
-
-
-def direct_io_problem(path: Path) -> str | None:
-    """Why direct I/O cannot be used on `path`, or None where a direct read of it worked."""
-    if not hasattr(os, "O_DIRECT") or not hasattr(os, "preadv"):
-        return "This platform has no direct I/O (O_DIRECT); reads go through the page cache."
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    except OSError as error:
-        if error.errno == errno.EINVAL:
-            return f"{path}: this file system has no direct I/O; reads go through the page cache."
-        raise ReadError(f"{path}: cannot be opened: {error.strerror}") from error
-    try:
-        with mmap.mmap(-1, BLOCK) as block, memoryview(block) as view:
-            os.preadv(file, [view], 0)
-    except OSError as error:
-        return f"{path}: a direct read of {BLOCK} bytes fails ({error.strerror})."
-    finally:
-        os.close(file)
-    return None
