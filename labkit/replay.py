@@ -150,7 +150,12 @@ def lru_curve(trace: RouteTrace | Demand) -> pd.DataFrame:
 
 
 def budget_grid(asked: Demand, n: int = 16) -> list[float]:
-    """`n` evenly spaced budgets in MiB, the last of which holds all entries that are asked for."""
+    """`n` evenly spaced budgets in MiB, the last of which holds all entries that are asked for.
+
+    Just 0 if nothing is asked for.
+    """
+    if not asked.used_bytes:
+        return [0.0]
     return [asked.used_bytes * part / n / MIB for part in range(1, n + 1)]
 
 

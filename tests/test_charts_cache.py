@@ -53,6 +53,23 @@ def test_what_the_next_mib_is_worth(curve: pd.DataFrame) -> None:
     )
 
 
+def test_on_a_big_model_it_is_the_next_100_mib(curve: pd.DataFrame) -> None:
+    curve["budget_mib"] *= 100
+    # From 1000 to 2000 MiB lru reads 50 MiB less over 10 tokens: 0.5 MiB per token and 100 MiB.
+    assert words(cache.marginal_value(curve, tokens=10)) == (
+        "Under lru the best next 100 MiB is at 1,500.0 MiB: it saves 0.5 MiB of reads per token; "
+        "at 2,500.0 MiB it saves 0.1"
+    )
+
+
+def test_a_trace_in_which_nothing_comes_again(curve: pd.DataFrame) -> None:
+    curve["hit_pct"], curve["read_mib"] = 0.0, 100.0
+    for some in (curve, curve[curve["budget_mib"] == 10], curve.assign(hit_pct=float("nan"))):
+        chart = cache.hit_rate_curves(some, 12.0, tokens=10)
+        assert words(chart) == "No budget finds anything: no expert is asked for twice"
+        assert words(cache.marginal_value(some, 10)) == "More memory saves nothing under lru here"
+
+
 def test_where_the_misses_are() -> None:
     batches = pd.DataFrame(
         {

@@ -27,9 +27,13 @@ def hit_rate_curves(curve: pd.DataFrame, cycle_mib: float, tokens: int) -> alt.V
     step = float(np.diff(budgets).min()) if len(budgets) > 1 else max(middle, 1.0)
     slider = alt.param(
         name="budget",
-        value=middle,
+        value=_short(middle),
         bind=alt.binding_range(
-            min=float(budgets[0]), max=float(budgets[-1]), step=step, name="budget (MiB) "
+            # Rounded for people: the chart takes the nearest budget.
+            min=_short(budgets[0]),
+            max=_short(budgets[-1]),
+            step=_short(step),
+            name="budget (MiB) ",
         ),
     )
     near = f"abs(datum.budget_mib - budget) <= {step * 0.5001!r}"
@@ -51,43 +55,52 @@ def hit_rate_curves(curve: pd.DataFrame, cycle_mib: float, tokens: int) -> alt.V
 def marginal_value(
     curve: pd.DataFrame, tokens: int, policy: str = "lru"
 ) -> alt.LayerChart | alt.FacetChart:
-    """Draw what each further step of budget saves per token, under `policy` and the optimum.
+    """Draw what the next 100 MiB of budget save per token, under `policy` and the optimum.
 
-    `curve` and `tokens` as in `hit_rate_curves`; it must hold `policy` and "belady".
+    Where all budgets are below 1,000 MiB it is the next MiB. `curve` and `tokens` as in
+    `hit_rate_curves`; it must hold `policy` and "belady".
     """
-    parts = []
-    for name in (policy, "belady"):
-        rows = curve[curve["policy"] == name].sort_values("budget_mib")
-        saved = -rows["read_mib"].diff() / max(tokens, 1)
-        more = rows["budget_mib"].diff()
-        parts.append(
-            pd.DataFrame(
-                {
-                    "budget_mib": rows["budget_mib"] - more / 2,
-                    "policy": name,
-                    "saved_kib": 1024 * saved / more,
-                }
-            ).iloc[1:]
-        )
-    table = pd.concat(parts, ignore_index=True)
-    own = table[table["policy"] == policy]
-    best = own.loc[own["saved_kib"].idxmax()]
-    last = own.iloc[-1]
-    finding = (
-        f"Under {policy} the best next MiB is at {best['budget_mib']:,.1f} MiB: it saves "
-        f"{best['saved_kib']:.0f} KiB of reads per token; at {last['budget_mib']:,.1f} MiB it "
-        f"saves {last['saved_kib']:.0f}"
+    most = float(curve["budget_mib"].max())
+    step, unit, per_mib = (100, "MiB", 1) if most >= 1000 else (1, "KiB", 1024)
+    table = pd.concat(
+        [_saved(curve, name, tokens, step * per_mib) for name in (policy, "belady")],
+        ignore_index=True,
     )
+    named = f"next {step} MiB" if step > 1 else "next MiB"
     base = alt.Chart(table, width=_WIDTH, height=190).encode(
         x=alt.X("budget_mib:Q", title="budget (MiB)"),
-        y=alt.Y("saved_kib:Q", title="KiB saved per token by 1 MiB more"),
+        y=alt.Y("saved:Q", title=f"{unit} saved per token by {step} MiB more"),
         color=_policies(table),
-        tooltip=["policy", _figure("budget_mib", ",.1f"), _figure("saved_kib", ".1f")],
+        tooltip=["policy", _figure("budget_mib", ",.1f"), _figure("saved", ".1f")],
     )
     lines = base.mark_line(interpolate="step")
-    detail = "How much less is read per token, for each MiB by which the budget grows there."
+    detail = (
+        f"How much less is read per token, for each {step} MiB by which the budget grows there."
+    )
+    finding = _what_more_is_worth(table[table["policy"] == policy], policy, named, unit)
     return alt.layer(lines, base.mark_point(filled=True, size=28)).properties(
         title=_title(finding, detail)
+    )
+
+
+def _saved(curve: pd.DataFrame, policy: str, tokens: int, step: float) -> pd.DataFrame:
+    """Between each two budgets, how much less is read per token, for `step` of budget."""
+    rows = curve[curve["policy"] == policy].sort_values("budget_mib")
+    more = rows["budget_mib"].diff()
+    saved = -step * rows["read_mib"].diff() / max(tokens, 1) / more
+    middle = rows["budget_mib"] - more / 2
+    return pd.DataFrame({"budget_mib": middle, "policy": policy, "saved": saved}).iloc[1:]
+
+
+def _what_more_is_worth(saved: pd.DataFrame, policy: str, named: str, unit: str) -> str:
+    if not saved["saved"].gt(0).any():
+        return f"More memory saves nothing under {policy} here"
+    best, last = saved.loc[saved["saved"].idxmax()], saved.iloc[-1]
+    text = "{:.0f}" if best["saved"] >= 10 else "{:.2g}"
+    return (
+        f"Under {policy} the best {named} is at {best['budget_mib']:,.1f} MiB: it saves "
+        f"{text.format(best['saved'])} {unit} of reads per token; at {last['budget_mib']:,.1f} MiB "
+        f"it saves {text.format(last['saved'])}"
     )
 
 
@@ -220,6 +233,11 @@ def _policies(table: pd.DataFrame) -> alt.Color:
     return alt.Color("policy:N", sort=names, scale=alt.Scale(domain=names, range=palette))
 
 
+def _short(mib: float) -> float:
+    """The figure to three digits, and no fraction of a large one."""
+    return float(f"{mib:.3g}") if mib < 1000 else float(round(mib))
+
+
 def _title(finding: str, detail: str) -> alt.TitleParams:
     """A title whose lines do not break before a percent sign."""
     return title(finding.replace(" %", "\u00a0%"), detail, width_px=_WIDTH + 90)
@@ -231,6 +249,8 @@ def _figure(column: str, form: str) -> alt.Tooltip:
 
 def _what_a_budget_buys(curve: pd.DataFrame, budget_mib: float) -> str:
     at = curve[np.isclose(curve["budget_mib"], budget_mib)].set_index("policy")["hit_pct"]
+    if not curve["hit_pct"].gt(0).any():
+        return "No budget finds anything: no expert is asked for twice"
     online = at.drop("belady", errors="ignore")
     best = str(online.idxmax())
     text = f"{budget_mib:,.1f} MiB buy {online[best]:.0f} % hits with {best}, the best policy there"
