@@ -204,14 +204,18 @@ class Streaming:
             self._hot_list.save()
 
     def _by_layers(self, n_tokens: int) -> bool:
-        """Whether a batch so wide streams whole layers: it then uses nearly every expert."""
+        """Whether a batch so wide streams whole layers: it then uses most experts.
+
+        Reading the others pays once an expert is chosen eight times on average; at four, which
+        leaves out a third where experts are unevenly popular, it does not (prefill_limit.py).
+        """
         if self._prefill == "experts" or self.layers is None or n_tokens < 1:
             return False
         if self._prefill == "layers":
             return n_tokens > 1
         gguf = self._gguf
         uses = min(gguf.experts_used(layer) for layer in gguf.moe_layers)
-        wide = n_tokens * uses >= 4 * gguf.n_expert
+        wide = n_tokens * uses >= 8 * gguf.n_expert
         return wide and self.layers.nbytes <= self.cache_bytes
 
     def leave_layers(self) -> None:
