@@ -93,7 +93,8 @@ class Recorder:
         self._path: Path = path
         entry_bytes = self.trace.entry_bytes
         self._record: GraphRecord
-        if len(outputs) == 1 and self._layers_are_alike:
+        # A token without an output is not routed by the last layer.
+        if len(outputs) == 1 and outputs[0] and self._layers_are_alike:
             self._record = TokenRecord(turn, phase, position, entry_bytes)
         else:
             self._record = BatchRecord(turn, phase, position, outputs, entry_bytes)
