@@ -160,3 +160,20 @@ def test_a_choice_is_read_where_it_is_whole_and_not_in_use(
     assert found == expected
     if plan:
         assert plan.counts == [*(count for count, *_ in expected or ()), 21]
+
+
+@pytest.mark.parametrize("n_prompt", [16, 17, 18])
+def test_a_last_chunk_of_one_token_and_chunks_without_logits(model: Path, n_prompt: int) -> None:
+    prompt = [(7 * i + 3) % 60 for i in range(n_prompt)]
+    results = []
+    for resident in (True, False):
+        with Session(
+            model, resident=resident, cache_mib=None if resident else 1, n_ctx=N_CTX, n_ubatch=1
+        ) as session:
+            results.append(session.generate(prompt, 5, hash_logits=True))
+            steps = session.prefill_steps
+            assert [len(step.layers) for step in steps[:-1]] == [
+                len(session.map.moe_layers) - 1
+            ] * (n_prompt - 1)
+            assert len(steps[-1].layers) == len(session.map.moe_layers)
+    assert results[0].logits_sha256 == results[1].logits_sha256
