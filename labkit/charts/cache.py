@@ -95,7 +95,7 @@ def _saved(curve: pd.DataFrame, policy: str, tokens: int, step: float) -> pd.Dat
 def _what_more_is_worth(saved: pd.DataFrame, policy: str, named: str, unit: str) -> str:
     if not saved["saved"].gt(0).any():
         return f"More memory saves nothing under {policy} here"
-    best, last = saved.loc[saved["saved"].idxmax()], saved.iloc[-1]
+    best, last = saved.iloc[int(saved["saved"].argmax())], saved.iloc[-1]
     text = "{:.0f}" if best["saved"] >= 10 else "{:.2g}"
     return (
         f"Under {policy} the best {named} is at {best['budget_mib']:,.1f} MiB: it saves "
