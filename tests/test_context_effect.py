@@ -27,7 +27,7 @@ def test_all_tables_hold_the_same_tokens_in_all_layers(session: Session) -> None
     tables = same_tokens(session, contexts, TEXT)
     # the session still holds the last prompt: its end is the text
     count = tables["short"]["step"].nunique()
-    ends = [text for _, _, text in session.trace.tokens if text][-count - 1 :]
+    ends = [text for *_, text in session.trace.tokens if text][-count - 1 :]
     assert TEXT.strip() in "".join(ends)
     for table in tables.values():
         assert table["step"].nunique() == count

@@ -284,7 +284,7 @@ def test_a_resident_session_has_no_misses_to_show(make_live) -> None:
 def trace_tokens(session: Session) -> Iterator[int]:
     session.reset()
     list(session.stream("In the beginning", 12))
-    yield from (token for _, token, _ in session.trace.tokens)
+    yield from (token for _, _, token, _ in session.trace.tokens)
 
 
 # ---- the picture --------------------------------------------------------------------------------
