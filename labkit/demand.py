@@ -197,7 +197,7 @@ def _sizes(
         if known.get(layer, 0) <= 0:
             raise TraceError(
                 f"The trace does not say how many bytes an expert of layer {layer} has, so a "
-                "budget in MiB means nothing. Give entry_bytes (--entry-bytes in the command): bytes "
+                "budget in MiB means nothing. Give entry_bytes (the option --entry-bytes): bytes "
                 "of one expert's weights, all its projections, by layer or one number for all. "
                 "`labkit inspect` shows it for a model file."
             )
