@@ -24,7 +24,7 @@ class DeviceArena:
 
     def __init__(self, layers: list[list[ExpertTensor]]) -> None:
         self._slot_bytes = slot_bytes(layers)
-        self._pages = PageRange(N_SLOTS * self._slot_bytes)
+        self._pages = PageRange(N_SLOTS * self._slot_bytes, huge=True)
 
     def windows(self, slot: int, tensors: list[ExpertTensor]) -> dict[str, Window]:
         """Where a layer's tensors lie in a slot, by name; each keeps its place within a page."""

@@ -53,7 +53,7 @@ class DenseWeights:
     def _load(self, run: list[TensorInfo], reader: FileReader) -> FileWindow:
         """One window with the bytes of neighbouring tensors, read over the reader's lanes."""
         start, stop = run[0].offset, run[-1].offset + run[-1].nbytes
-        window = FileWindow(start, stop - start)
+        window = FileWindow(start, stop - start, huge=True)
         self._windows.append(window)
         what = run[0].name if len(run) == 1 else f"{run[0].name} to {run[-1].name}"
         reader.read(

@@ -28,12 +28,17 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform.startswith("l
 class PageRange:
     """Anonymous memory of `length` bytes, a multiple of the page size, of which none is there yet.
 
+    Args:
+        length: bytes to reserve.
+        huge: take huge pages where the system has them, for a range that is filled as a whole. A
+            direct read names each page to the disk, and with fewer names large reads go faster.
+
     Raises:
         BudgetError: the system refuses to reserve the range.
         StreamingRefusedError: this platform cannot reserve memory without committing it.
     """
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, *, huge: bool = False) -> None:
         if sys.platform == "win32":
             raise StreamingRefusedError(
                 "Streaming needs memory that is reserved first and committed page by page, which "
@@ -48,9 +53,9 @@ class PageRange:
                 f"weights: {error}. Look at vm.overcommit_memory and `ulimit -v`."
             ) from error
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
-            # A huge page would commit neighbours that nobody asked for; some kernels have none.
+            # A huge page commits neighbours that perhaps nobody asked for; some kernels have none.
             with contextlib.suppress(OSError):
-                self._map.madvise(mmap.MADV_NOHUGEPAGE)
+                self._map.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
         self.length = length
         self.memory = memoryview(self._map)
         anchor = ctypes.c_char.from_buffer(self._map)
@@ -116,9 +121,9 @@ class Window:
 class FileWindow(Window):
     """A window with memory of its own for file bytes [offset, offset + nbytes)."""
 
-    def __init__(self, offset: int, nbytes: int) -> None:
+    def __init__(self, offset: int, nbytes: int, *, huge: bool = False) -> None:
         start, stop = page_span(offset, offset + nbytes)
-        super().__init__(start, PageRange(stop - start))
+        super().__init__(start, PageRange(stop - start, huge=huge))
 
     def release(self, start: int, stop: int) -> None:
         """Give the pages of file bytes [start, stop), both page-aligned, back to the system."""
