@@ -206,8 +206,8 @@ class Streaming:
     def _by_layers(self, n_tokens: int) -> bool:
         """Whether a batch so wide streams whole layers: it then uses most experts.
 
-        Reading the others pays once an expert is chosen eight times on average; at four, which
-        leaves out a third where experts are unevenly popular, it does not (prefill_limit.py).
+        Reading the others pays once an expert is chosen four times on average, even where a third
+        goes unused because experts are unevenly popular (tests/bench/prefill_limit.py).
         """
         if self._prefill == "experts" or self.layers is None or n_tokens < 1:
             return False
@@ -215,7 +215,7 @@ class Streaming:
             return n_tokens > 1
         gguf = self._gguf
         uses = min(gguf.experts_used(layer) for layer in gguf.moe_layers)
-        wide = n_tokens * uses >= 8 * gguf.n_expert
+        wide = n_tokens * uses >= 4 * gguf.n_expert
         return wide and self.layers.nbytes <= self.cache_bytes
 
     def leave_layers(self) -> None:
