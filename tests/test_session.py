@@ -470,6 +470,51 @@ def test_an_exception_that_c_throws_away_ends_the_step() -> None:
         callback(1)
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="there is no such signal here")
+@pytest.mark.parametrize("number", ["SIGALRM", "SIGTERM"])
+def test_a_handler_that_raises_while_reads_are_asked_for(model: Path, number: str) -> None:
+    """Nothing is half asked for: what the policy keeps is there when a token uses it."""
+
+    def handler(*_: object) -> None:
+        raise TimeoutError("too late")
+
+    expected = fresh_hash(model, TEXT)
+    previous = signal.signal(getattr(signal, number), handler)
+    try:
+        with Session(model, cache_mib=20, overlap="serial", trial=False) as session:
+            streaming = session._engine.streaming
+            assert streaming is not None
+            make_way, calls = streaming.source._make_way, 0
+
+            def interrupted(lookup) -> None:
+                nonlocal calls
+                calls += 1
+                if calls in (3, 9, 14):
+                    os.kill(os.getpid(), getattr(signal, number))
+                make_way(lookup)
+
+            streaming.source._make_way = interrupted
+            for _ in range(3):
+                session.reset()
+                with pytest.raises(TimeoutError, match="too late"):
+                    session.generate(TEXT, 8)
+            assert signal.getsignal(getattr(signal, number)) is handler
+            session.reset()
+            assert session.generate(TEXT, 8, hash_logits=True).logits_sha256 == expected
+    finally:
+        signal.signal(getattr(signal, number), previous)
+
+
+def test_a_handler_that_a_step_sets_stays() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with InterruptGuard(AbortFlag()):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_layer_whose_routing_was_lost_is_noticed(model: Path) -> None:
     expected = fresh_hash(model, TEXT)
     with Session(model, cache_mib=0) as session:

@@ -1,9 +1,10 @@
 """Ctrl-C, Jupyter's stop button and signal handlers, safe around a call into llama.cpp.
 
 A signal handler that raises inside the graph callback loses its exception in C, and the graph's
-result with it. So during a step Ctrl-C only sets the abort flag, and what any other handler raised
-is caught where Python reports lost exceptions; both are raised when the step has put everything in
-order.
+result with it; one that raises while reads are being asked for would leave them half asked for. So
+during a step Ctrl-C only sets the abort flag, and what any other handler raises is caught where the
+handler is called, or else where Python reports lost exceptions. All is raised when the step has put
+everything in order.
 """
 
 from __future__ import annotations
@@ -18,27 +19,33 @@ from typing import Any
 from labkit.runtime.abort import AbortFlag
 from labkit.runtime.node_counter import NodeCounter
 
+_NAMES = ("INT", "TERM", "HUP", "QUIT", "BREAK", "ALRM", "VTALRM", "PROF", "XCPU", "USR1", "USR2")
+_SIGNALS = [getattr(signal, f"SIG{name}") for name in _NAMES if hasattr(signal, f"SIG{name}")]
+
 
 class InterruptGuard:
     """Holds back SIGINT for the length of a step; `pending` says that one came.
 
-    On threads other than the main one signals do not arrive. An exception that was lost in a
-    callback of this thread aborts the step and is raised at its end.
+    Handlers of other signals run at once; what they raise aborts the step and is raised at its end,
+    as is an exception that was lost in a callback of this thread. On threads other than the main
+    one signals do not arrive.
     """
 
     def __init__(self, abort: AbortFlag | NodeCounter) -> None:
         self._abort = abort
-        self._previous: Any = None
+        self._previous: dict[int, Any] = {}
+        self._holds = False
         self.pending = False
         self.lost: BaseException | None = None
 
     def __enter__(self) -> InterruptGuard:
         _watch(self)
         if threading.current_thread() is threading.main_thread():
-            previous = signal.getsignal(signal.SIGINT)
-            if callable(previous):
-                self._previous = previous
-                signal.signal(signal.SIGINT, self._on_signal)
+            try:
+                self._hold_signals()
+            except BaseException:
+                self._let_signals()
+                raise
         return self
 
     def __exit__(
@@ -48,22 +55,48 @@ class InterruptGuard:
         trace: TracebackType | None,
     ) -> None:
         _guards.pop(threading.get_ident(), None)
-        previous, self._previous = self._previous, None
-        if previous:
-            signal.signal(signal.SIGINT, previous)
+        self._let_signals()
         if self.lost:
             raise self.lost
-        if previous and self.pending:
-            previous(signal.SIGINT, None)
+        if self.pending:
+            self._previous[signal.SIGINT](signal.SIGINT, None)
 
     def lose(self, error: BaseException) -> None:
         """Note an exception that C threw away, and end the graph that it was thrown away from."""
         self.lost = self.lost or error
         self._abort.set()
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self.pending = True
-        self._abort.set()
+    def _hold_signals(self) -> None:
+        self._holds = True
+        for number in _SIGNALS:
+            previous = signal.getsignal(number)
+            if callable(previous):
+                self._previous[number] = previous
+                signal.signal(number, self._on_signal)
+
+    def _let_signals(self) -> None:
+        """Put the handlers back, which from now on may raise in between."""
+        self._holds, is_done = False, False
+        while not is_done:
+            try:
+                for number, previous in self._previous.items():
+                    if signal.getsignal(number) == self._on_signal:  # nobody set another one
+                        signal.signal(number, previous)
+                is_done = True
+            except BaseException as error:
+                self.lost = self.lost or error
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if not self._holds:
+            self._previous[number](number, frame)
+        elif number == signal.SIGINT:
+            self.pending = True
+            self._abort.set()
+        else:
+            try:
+                self._previous[number](number, frame)
+            except BaseException as error:
+                self.lose(error)
 
 
 _guards: dict[int, InterruptGuard] = {}
