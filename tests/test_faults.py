@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from broken_files import WORDS, broken, needs_linux
 from labkit import bundled, host
 from labkit.errors import ReadError
 from labkit.runtime import Session
+from labkit.runtime.expert_memory import ExpertMemory
+from labkit.runtime.reader import FileReader
 
 pytestmark = pytest.mark.filterwarnings("ignore::labkit.runtime.BudgetWarning")
 
@@ -66,6 +69,41 @@ def test_a_token_whose_reads_fail_is_taken_back(
         session.reset()
         again = session.generate(TEXT, 6, hash_logits=True)
         assert again.logits_sha256 == expected[TEXT]
+
+
+@pytest.mark.skipif("userfaultfd" not in OVERLAPS, reason="no userfaultfd here")
+def test_a_read_ahead_that_fails_leaves_no_zeros_to_its_neighbours(
+    model: Path, expected: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two slices share a page, and the one that fails is there before the one that comes."""
+    failed = threading.Semaphore(0)
+    read, give_up = FileReader._read_one, ExpertMemory.give_up
+    with Session(model, cache_mib=20, overlap="userfaultfd", lanes=8, trial=False) as session:
+        streaming = session._engine.streaming
+        assert streaming is not None
+        layer, last = session.map.moe_layers[-1], session.map.n_expert - 1
+
+        def fail_last(reader: FileReader, request: Any) -> int:
+            if request.what.expert == last:
+                raise OSError("broken")
+            failed.acquire()
+            return read(reader, request)
+
+        def tell(*failure: Any) -> None:
+            give_up(*failure)
+            failed.release()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(FileReader, "_read_one", fail_last)
+            patch.setattr(ExpertMemory, "give_up", tell)
+            streaming.source.preload([(layer, last - 1), (layer, last)])
+            for pending in streaming.source._ahead:
+                assert streaming.reader.drain(pending.batch)
+        with pytest.raises(ReadError, match=EXPERT):
+            session.generate(TEXT, 6)
+        again = session.generate(TEXT, 6, hash_logits=True)
+        assert again.logits_sha256 == expected[TEXT]
+        assert session.trace.table.query(f"layer == {layer}")["expert"].eq(last - 1).any()
 
 
 @needs_linux

@@ -37,7 +37,7 @@ class ExpertMemory:
     Attributes:
         resident: entries whose slices are there or being read.
         landings: reads into watched memory that have not ended.
-        orphaned: layers that computed with a slice which nobody reads, since `forget_orphans`.
+        orphaned: layers with zeros in place of a slice that nobody reads, since `forget_orphans`.
         on_orphan: called on another thread when that happens, before the sleeper goes on.
         look_for_stuck: whether a read does not end; asked while somebody may sleep.
     """
@@ -147,10 +147,15 @@ class ExpertMemory:
         self._watch.arrived(to(first), to(end))
 
     def give_up(self, part: ExpertPart, expert: int) -> None:
-        """A slice will not arrive: let whoever sleeps on it go on, in a graph that is to end."""
+        """A slice will not arrive: let whoever sleeps on it go on, in a graph that is to end.
+
+        A neighbour that arrives later finds zeros in a page that both share: its layer is in doubt.
+        """
         if self.userfault:
             start, stop = page_span(*part.window.span(expert))
-            self.userfault.fill_zero(part.window.address(start), stop - start)
+            if self.userfault.fill_zero(part.window.address(start), stop - start):
+                with self._lock:
+                    self.orphaned.add(part.tensor.layer)
 
     def slept_s(self) -> float:
         """Seconds since the last call in which at least one compute thread slept on a slice."""
@@ -161,9 +166,9 @@ class ExpertMemory:
 
         Zeros were put there to wake a sleeper, and neighbours may share their pages.
         """
-        layers, self.orphaned = self.orphaned, set()
-        for layer in layers:
-            with self._lock:
+        with self._lock:
+            layers, self.orphaned = self.orphaned, set()
+            for layer in layers:
                 self._forget(layer)
         return layers
 
@@ -205,7 +210,8 @@ class ExpertMemory:
         page = address - address % PAGE
         assert self.userfault
         if self.userfault.fill_zero(page, PAGE):  # 0 if it came meanwhile
-            self.orphaned.add(part.tensor.layer)
+            with self._lock:
+                self.orphaned.add(part.tensor.layer)
             self.on_orphan()
             for expert in part.window.experts_at(offset):
                 self.give_up(part, expert)

@@ -212,12 +212,7 @@ class ExpertStreamSource:
             self.totals.read_s += busy_s - self._busy_s
             self._busy_s = busy_s
             self.totals.wait_s += self.memory.slept_s()
-            self.orphaned = self.memory.forget_orphans()
-            for layer in self.orphaned:
-                self._found.clear()
-                for expert in range(self._n_expert):
-                    self.policy.discard((layer, expert))
-                    self._unmet.pop((layer, expert), None)
+            self.orphaned = self._forget_orphans()
 
     def finish_reads(self) -> None:
         """Wait for all reads, those ahead of need as well. Raises ReadError."""
@@ -319,3 +314,14 @@ class ExpertStreamSource:
             for entry in pending.entries:
                 self.policy.discard(entry)
             self._evict(pending.entries)
+        self._forget_orphans()
+
+    def _forget_orphans(self) -> set[int]:
+        """Nothing of a layer counts as resident that lies where zeros were put; those layers."""
+        layers = self.memory.forget_orphans()
+        for layer in layers:
+            self._found.clear()
+            for expert in range(self._n_expert):
+                self.policy.discard((layer, expert))
+                self._unmet.pop((layer, expert), None)
+        return layers
