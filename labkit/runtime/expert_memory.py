@@ -20,6 +20,7 @@ from labkit.policy.base import Entry
 from labkit.runtime import ggml
 from labkit.runtime.expert_part import ExpertPart, Slice, Spares
 from labkit.runtime.frames import FramePool, move_pages
+from labkit.runtime.fresh_pages import FreshPages
 from labkit.runtime.landing import FrameLanding, Landing
 from labkit.runtime.memory import PAGE, ExpertWindow, page_span
 from labkit.runtime.reader import ReadRequest
@@ -34,6 +35,9 @@ class ExpertMemory:
         gguf: the model's map; `require_streamable` has passed.
         userfault: have compute wait for missing pages; None where whoever computes waits itself.
 
+        huge: take huge pages, for a budget that holds every expert: none of them ever goes, and
+            compute looks fewer pages up.
+
     Attributes:
         resident: entries whose slices are there or being read.
         landings: reads into watched memory that have not ended.
@@ -42,8 +46,12 @@ class ExpertMemory:
         look_for_stuck: whether a read does not end; asked while somebody may sleep.
     """
 
-    def __init__(self, gguf: GGUFMap, userfault: UserFault | None = None) -> None:
+    def __init__(
+        self, gguf: GGUFMap, userfault: UserFault | None = None, *, huge: bool = False
+    ) -> None:
         self.userfault = userfault
+        self._huge = huge
+        self._fresh = None if huge else FreshPages()
         self.resident: set[Entry] = set()
         self.landings: set[FrameLanding] = set()
         self.orphaned: set[int] = set()
@@ -69,7 +77,8 @@ class ExpertMemory:
 
     def _add(self, expert_tensor: ExpertTensor) -> ExpertPart:
         nbytes = expert_tensor.slice_bytes
-        window = ExpertWindow(expert_tensor.tensor.offset, nbytes, expert_tensor.n_expert)
+        offset, n_expert = expert_tensor.tensor.offset, expert_tensor.n_expert
+        window = ExpertWindow(offset, nbytes, n_expert, huge=self._huge)
         if self.userfault:
             self.userfault.register(window.pages.base, window.pages.length)
         if nbytes not in self._sizes:
@@ -126,10 +135,13 @@ class ExpertMemory:
             self._trim()
 
     def take_pages(self, part: ExpertPart, expert: int, target: int) -> None:
-        """The read of a slice begins: have its core at `target` lie in used pages, if it can."""
+        """The read of a slice begins: have its core at `target` lie in used pages, or new ones."""
         with self._lock:
-            if spare := part.spares.begin((part, expert)):
+            spare = part.spares.begin((part, expert))
+            if spare:
                 self._free(*spare, target)
+        if not spare and self._fresh:
+            self._fresh.move_to(target, part.window.core_bytes)
 
     def put(self, part: ExpertPart, expert: int, source: int) -> None:
         """Put a slice, whose pages lie at `source`, where it is used."""
@@ -187,6 +199,8 @@ class ExpertMemory:
         for _, frames in self._sizes.values():
             frames.close()
         self._sizes.clear()
+        if self._fresh:
+            self._fresh.close()
         if self.userfault:
             self.userfault.close()
             self.userfault = None

@@ -141,8 +141,8 @@ class FileWindow(Window):
 class ExpertWindow(FileWindow):
     """The window of one expert tensor: `n_expert` slices of `slice_bytes`, one after another."""
 
-    def __init__(self, offset: int, slice_bytes: int, n_expert: int) -> None:
-        super().__init__(offset, slice_bytes * n_expert)
+    def __init__(self, offset: int, slice_bytes: int, n_expert: int, *, huge: bool = False) -> None:
+        super().__init__(offset, slice_bytes * n_expert, huge=huge)
         self.offset = offset
         self.slice_bytes = slice_bytes
         self.n_expert = n_expert

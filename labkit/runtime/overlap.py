@@ -22,6 +22,7 @@ class OverlapTrial:
 
     Args:
         choice: a way, or "auto".
+        may_watch: whether "auto" tries "userfaultfd" too.
 
     Attributes:
         current: the way of the next graph.
@@ -31,7 +32,7 @@ class OverlapTrial:
         OptionError: an unknown way, or one that this system cannot do.
     """
 
-    def __init__(self, choice: str) -> None:
+    def __init__(self, choice: str, *, may_watch: bool = True) -> None:
         ways = get_args(Overlap)
         if choice not in ("auto", *ways):
             raise OptionError(f"overlap is {choice!r}; it must be auto, {', '.join(ways)}")
@@ -40,7 +41,8 @@ class OverlapTrial:
             raise OptionError(f"overlap cannot be 'userfaultfd' here: {problem}. Use 'auto'.")
         self._walls_s: dict[Overlap, list[float]] = {}
         if choice == "auto":
-            self._walls_s = {way: [] for way in ways if way != "userfaultfd" or not problem}
+            can_watch = may_watch and not problem
+            self._walls_s = {way: [] for way in ways if way != "userfaultfd" or can_watch}
             self.current: Overlap = next(reversed(self._walls_s))
             self.note = "not yet measured: " + " and ".join(self._walls_s) + " take turns"
         else:

@@ -67,7 +67,9 @@ class Streaming:
             raise OptionError(f"prefill is {prefill!r}; it must be auto, experts or layers")
         if prefetch not in (None, "previous", "router"):
             raise OptionError(f"prefetch is {prefetch!r}; it must be None, 'previous' or 'router'")
-        self.overlap = OverlapTrial(overlap)
+        # Each expert is then read once, and nothing has to be watched for it to come again.
+        holds_all = cache_bytes >= gguf.expert_bytes
+        self.overlap = OverlapTrial(overlap, may_watch=not holds_all)
         self.cache_bytes = cache_bytes
         self._gguf = gguf
         self._prefill = prefill
@@ -82,7 +84,7 @@ class Streaming:
         with contextlib.ExitStack() as undo:
             self.reader = FileReader(gguf.paths, lanes=lanes, direct_io=direct_io)
             undo.callback(self.reader.close)
-            self._memory = _make_memory(gguf, self.overlap.uses_userfault)
+            self._memory = _make_memory(gguf, self.overlap.uses_userfault, holds_all)
             undo.callback(self._memory.close)
             entry_bytes = {layer: gguf.entry_bytes(layer) for layer in gguf.moe_layers}
             cache = make_policy(policy, cache_bytes, entry_bytes)
@@ -226,10 +228,10 @@ class Streaming:
             self._memory.bind(self._addresses)
 
 
-def _make_memory(gguf: GGUFMap, with_userfault: bool) -> ExpertMemory:
+def _make_memory(gguf: GGUFMap, with_userfault: bool, holds_all: bool) -> ExpertMemory:
     userfault = UserFault() if with_userfault else None
     try:
-        return ExpertMemory(gguf, userfault)
+        return ExpertMemory(gguf, userfault, huge=holds_all and not with_userfault)
     except BaseException:
         if userfault:
             userfault.close()
