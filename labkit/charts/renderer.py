@@ -93,8 +93,8 @@ def show(chart: Any) -> None:
 
 
 def finding(chart: Any) -> str:
-    """Return the title of an Altair chart as one line of text."""
-    return _words(chart.to_dict())
+    """Return the title of an Altair chart as one line of plain text: usual spaces and hyphens."""
+    return _words(chart.to_dict()).replace("\u00a0", " ").replace("\u2011", "-")
 
 
 def enable() -> None:
