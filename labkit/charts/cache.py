@@ -66,16 +66,17 @@ def marginal_value(
         [_saved(curve, name, tokens, step * per_mib) for name in (policy, "belady")],
         ignore_index=True,
     )
-    named = f"next {step} MiB" if step > 1 else "next MiB"
+    named = f"{step} MiB" if step > 1 else "MiB"
     base = alt.Chart(table, width=_WIDTH, height=190).encode(
         x=alt.X("budget_mib:Q", title="budget (MiB)"),
-        y=alt.Y("saved:Q", title=f"{unit} saved per token by {step} MiB more"),
+        y=alt.Y("saved:Q", title=f"{unit} saved per token and {named}"),
         color=_policies(table),
         tooltip=["policy", _figure("budget_mib", ",.1f"), _figure("saved", ".1f")],
     )
     lines = base.mark_line(interpolate="step")
     detail = (
-        f"How much less is read per token, for each {step} MiB by which the budget grows there."
+        f"A slope: how much less is read per token from one budget to the next, per {named}. "
+        "It holds between these two only."
     )
     finding = _what_more_is_worth(table[table["policy"] == policy], policy, named, unit)
     return alt.layer(lines, base.mark_point(filled=True, size=28)).properties(
@@ -98,9 +99,9 @@ def _what_more_is_worth(saved: pd.DataFrame, policy: str, named: str, unit: str)
     best, last = saved.iloc[int(saved["saved"].argmax())], saved.iloc[-1]
     text = "{:.0f}" if best["saved"] >= 10 else "{:.2g}"
     return (
-        f"Under {policy} the best {named} is at {best['budget_mib']:,.1f} MiB: it saves "
-        f"{text.format(best['saved'])} {unit} of reads per token; at {last['budget_mib']:,.1f} MiB "
-        f"it saves {text.format(last['saved'])}"
+        f"Under {policy} memory is worth most at {best['budget_mib']:,.1f} MiB: there each {named} "
+        f"saves {text.format(best['saved'])} {unit} of reads per token; at "
+        f"{last['budget_mib']:,.1f} MiB {text.format(last['saved'])}"
     )
 
 
