@@ -191,7 +191,10 @@ def exposed_wait(table: pd.DataFrame) -> Drawing:
         f"{best['case']} hides {best['hidden_pct']:.0f} % of its reading behind compute: of "
         f"{_ms(best['read_ms'])} a token {_ms(best['wait_ms'])} are exposed"
     )
-    detail = "Grey: time with at least one read under way. Coloured: of it, the graph stood still."
+    detail = (
+        "Grey: time with at least one read under way. Coloured: the graph stood still for reads; "
+        "with the hand-over to and from the readers it can be longer than the reads."
+    )
     names = list(rows["case"])
     base = alt.Chart(rows, width=_WIDTH, height=_ROW * len(names)).encode(
         y=alt.Y("case:N", sort=names, title=None),
@@ -237,13 +240,16 @@ def cold_start(table: pd.DataFrame) -> Drawing:
     parts = done.melt(
         ["case", "load_read_mib"], ["open_s", "prefill_s"], "part", "seconds"
     ).replace({"part": {"open_s": "open the model", "prefill_s": "run the prompt"}})
+    short = done["first_token_s"].max() < 1  # then in the unit of the title
+    unit, factor_of = ("milliseconds", 1e3) if short else ("seconds", 1.0)
+    parts["time"] = factor_of * parts["seconds"]
     names = list(done["case"])
     y = alt.Y("case:N", sort=names, title=None)
     bars = (
         alt.Chart(parts, width=_WIDTH, height=_ROW * len(names))
         .mark_bar()
         .encode(
-            x=alt.X("seconds:Q", title="seconds from opening to the first token"),
+            x=alt.X("time:Q", title=f"{unit} from opening to the first token"),
             y=y,
             color=alt.Color(
                 "part:N",
@@ -261,7 +267,7 @@ def cold_start(table: pd.DataFrame) -> Drawing:
         alt.Chart(done[["case", "load_read_mib", "open_s", "prefill_s"]])
         .transform_filter("isValid(datum.load_read_mib)")
         .transform_calculate(
-            end="datum.open_s + datum.prefill_s",
+            end=f"{factor_of} * (datum.open_s + datum.prefill_s)",
             words="'reads ' + format(datum.load_read_mib, ',.0f') + ' MiB'",
         )
         .mark_text(align="left", dx=6, color=FAINT_INK)
