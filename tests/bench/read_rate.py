@@ -5,19 +5,20 @@
 Slices of one file, drawn anew each time, over the same number of lanes, in turns and each round in
 another order:
 
-- raw: a plain O_DIRECT reader, into one buffer a lane;
+- plain: a plain O_DIRECT reader, into one buffer a lane, of memory as any program gets it;
+- raw: the same, into pages of labkit's cache;
 - wide: the same, each slice to a place of its own, as a cache has it;
 - moved: through labkit's expert memory and reader, while as many slices leave it, whose pages are
   read into;
 - freed: the same, but the pages of those that leave are freed, and new ones cleared.
 
 "straight" memory is what "serial" and "pipeline" compute from, "watched" memory is filled by way of
-frames, as "userfaultfd" needs it. How fast the machine copies into a page depends on where it lies,
-so raw and wide read into the very pages that moved leaves behind.
+frames, as "userfaultfd" needs it. How fast the disk fills pages depends on how many of them
+lie side by side; raw and wide read into the very pages that moved leaves behind.
 
 Prints JSON: MiB a second from asking for the first slice to having the last, processor
-milliseconds a slice, the rate over the raw one (median of rounds, lowest and highest), and by how
-much the page cache grew in all.
+milliseconds a slice, the rate over that of plain and of wide (median of rounds, lowest, highest),
+and by how much the page cache grew in all.
 """
 
 from __future__ import annotations
@@ -38,11 +39,15 @@ from labkit import host
 from labkit.gguf_map import GGUFMap, open_gguf
 from labkit.policy.base import Entry
 from labkit.runtime.expert_memory import ExpertMemory
+from labkit.runtime.memory import PageRange
 from labkit.runtime.reader import FileReader
 from labkit.runtime.userfault import UserFault
 
 Timed = Callable[[list[Entry]], tuple[float, int]]
 """Reads entries; seconds and bytes."""
+
+Row = tuple[float, float, float]
+"""MiB a second, processor milliseconds a slice, MiB that the page cache grew by"""
 
 
 class Streamed:
@@ -53,6 +58,9 @@ class Streamed:
         self._memory = ExpertMemory(gguf, UserFault() if watched else None)
         self._reader = FileReader(gguf.paths, lanes=lanes, direct_io=True)
         self._held: list[Entry] = []
+        # Many maps of a slice's size, made when memory has been in use: no huge pages.
+        nbytes = max(part.window.core_bytes for part in self._memory._all_parts())
+        self._buffers = [PageRange(nbytes) for _ in range(lanes)]
 
     def read(self, entries: list[Entry]) -> tuple[float, int]:
         """By labkit."""
@@ -77,6 +85,12 @@ class Streamed:
             self._gguf, starts, places if wide else places[: self._lanes], self._lanes
         )
         return wall_s, len(starts) * len(places[0])
+
+    def read_plain(self, entries: list[Entry]) -> tuple[float, int]:
+        """By a plain reader, over buffers of its own."""
+        places = [buffer.memory for buffer in self._buffers]
+        starts = [s.offset // 4096 * 4096 for e in entries for s in self._gguf.expert(*e)]
+        return read_raw(self._gguf, starts, places, self._lanes), len(starts) * len(places[0])
 
     def close(self) -> None:
         """End the lanes, unmap."""
@@ -123,6 +137,7 @@ def main() -> None:
             for keep in (True, False)
         )
         ways: dict[str, Timed] = {
+            "plain": kept.read_plain,
             "raw": kept.read_raw,
             "wide": lambda entries, kept=kept: kept.read_raw(entries, wide=True),
             "moved": kept.read,
@@ -140,7 +155,7 @@ def compare(gguf: GGUFMap, ways: dict[str, Timed], rounds: int, reads: int) -> d
     every = [(layer, expert) for layer in gguf.moe_layers for expert in range(gguf.n_expert)]
     # What a way still holds is of its last round; so rounds draw from two halves in turns.
     halves = np.array_split(rng.permutation(len(every)), 2)
-    rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
+    rows: dict[str, list[Row]] = {name: [] for name in ways}
     for name in ("moved", "freed"):
         ways[name]([every[i] for i in halves[1][:reads]])
     for number in range(rounds):
@@ -151,18 +166,19 @@ def compare(gguf: GGUFMap, ways: dict[str, Timed], rounds: int, reads: int) -> d
             cpu_ms = 1e3 * (time.process_time() - cpu) / (3 * reads)
             grown = psutil.virtual_memory().cached - cached
             rows[name].append((n_bytes / 2**20 / wall_s, cpu_ms, grown / 2**20))
-    return {name: summary(found, rows["raw"]) for name, found in rows.items()}
+    return {name: summary(found, rows["plain"], rows["wide"]) for name, found in rows.items()}
 
 
-def summary(rows: list[tuple[float, ...]], raw: list[tuple[float, ...]]) -> dict:
+def summary(rows: list[Row], plain: list[Row], wide: list[Row]) -> dict:
     """Figures of one way from its (rate, cpu, growth) by round."""
     rates, cpu_ms, grown_mib = zip(*rows, strict=True)
-    ratios = sorted(mine[0] / other[0] for mine, other in zip(rows, raw, strict=True))
+    over_plain = sorted(mine[0] / other[0] for mine, other in zip(rows, plain, strict=True))
+    over_wide = sorted(mine[0] / other[0] for mine, other in zip(rows, wide, strict=True))
     return {
         "mib_s": round(median(rates)),
         "cpu_ms_a_slice": round(median(cpu_ms), 3),
-        "over_raw": round(median(ratios), 3),
-        "over_raw_range": [round(ratios[0], 2), round(ratios[-1], 2)],
+        "over_plain": [round(f(over_plain), 2) for f in (median, min, max)],
+        "over_wide": [round(f(over_wide), 2) for f in (median, min, max)],
         "page_cache_mib": round(sum(grown_mib), 1),
     }
 
