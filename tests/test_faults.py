@@ -106,6 +106,37 @@ def test_a_read_ahead_that_fails_leaves_no_zeros_to_its_neighbours(
         assert session.trace.table.query(f"layer == {layer}")["expert"].eq(last - 1).any()
 
 
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_a_read_ahead_that_fails_in_part_is_a_read_error(
+    model: Path, overlap: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the graph while other reads of the same expert still go on."""
+    read, never = FileReader._read_one, threading.Event()
+
+    def fail_gate(reader: FileReader, request: Any) -> int:
+        if request.what.part.tensor.projection == "gate":
+            raise OSError("broken")
+        never.wait(0.2)
+        return read(reader, request)
+
+    with Session(model, cache_mib=20, overlap=overlap, trial=False) as session:
+        streaming = session._engine.streaming
+        assert streaming is not None
+        expected = session.generate(TEXT, 6, hash_logits=True).logits_sha256
+        session.reset()
+        source, layer = streaming.source, session.map.moe_layers[-1]
+        unread = [e for e in range(session.map.n_expert) if (layer, e) not in source.policy]
+        stream = session.stream(TEXT, 6)
+        next(stream)
+        with monkeypatch.context() as patch:
+            patch.setattr(FileReader, "_read_one", fail_gate)
+            source.prefetch(layer, unread[:1], ())
+            with pytest.raises(ReadError, match=EXPERT):
+                list(stream)
+        session.reset()
+        assert session.generate(TEXT, 6, hash_logits=True).logits_sha256 == expected
+
+
 @needs_linux
 @pytest.mark.parametrize("fault", ["EIO", "end"])
 @pytest.mark.parametrize("prefill", ["experts", "layers"])

@@ -56,7 +56,7 @@ class Batch:
 
     Attributes:
         bytes_read: bytes read from the files so far, widened edges included.
-        error: the first failure.
+        error: the first failure; other reads of the batch may still be under way.
         began_s, ended_s: `time.perf_counter` when the first read began and the last ended.
     """
 
@@ -271,6 +271,7 @@ class FileReader:
         except BaseException as error:
             failure = error if isinstance(error, ReadError) else self._error(request, str(error))
             failure.__cause__ = error.__cause__
+            batch.error = batch.error or failure  # before anybody is told, and looks for it
             if self.on_error:
                 self.on_error(failure)
             request.target.landed(False)

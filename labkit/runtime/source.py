@@ -285,10 +285,10 @@ class ExpertStreamSource:
             self.totals.bytes_read += self._asked.pop(0).batch.bytes_read
 
     def _sweep(self) -> None:
-        """Account for reads ahead that have ended."""
+        """Account for reads ahead that have ended. Raises ReadError, of one that failed."""
         if not self._ahead:
             return
-        for pending in [p for p in self._ahead if p.batch.done]:
+        for pending in [p for p in self._ahead if p.batch.done or p.batch.error]:
             self._finish(pending)
             self._ahead.remove(pending)
             self.totals.bytes_read += pending.batch.bytes_read
