@@ -42,6 +42,8 @@ def command(
 ) -> None:
     """Generate text with a MoE model inside a memory budget, and show what it cost."""
     wanted = options.parse_prompt(prompt, tokens)
+    if metrics and not metrics.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {metrics.parent}", param_hint="--metrics")
     from labkit.cli.console import emit_json, stderr
     from labkit.runtime import Session
 

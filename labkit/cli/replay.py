@@ -27,7 +27,11 @@ def command(
     ] = None,
     policies: Annotated[
         str | None,
-        typer.Option(metavar="lru,lfu,...", help="Policies; without it all, and the optimum."),
+        typer.Option(
+            metavar="lru,lfu,...",
+            help="Some of lru, lfu, lrfu, slru, s3-fifo, layer-lru, layer-lfu, echo, random, and "
+            "belady, the optimum; without it all.",
+        ),
     ] = None,
     entry_bytes: Annotated[
         int | None,
@@ -62,7 +66,8 @@ def command(
     if json:
         emit_json(table.astype(object).where(table.notna(), None).to_dict("records"))
     elif not csv:
-        stdout().print(_text(table, asked))
+        stdout().print(_text(table))
+        stdout().print(_sizes(asked))
 
 
 def _numbers(text: str) -> list[float]:
@@ -90,25 +95,34 @@ def _names(text: str | None) -> list[str]:
     return names
 
 
-def _text(table: pd.DataFrame, asked: Demand):
+def _sizes(asked: Demand) -> str:
+    mib = 2**20
+    return (
+        f"Token cycle {asked.cycle_bytes / mib:,.1f} MiB (below it LRU finds next to nothing), "
+        f"largest batch {asked.floor_bytes / mib:,.1f} MiB, "
+        f"all entries used {asked.used_bytes / mib:,.1f} MiB."
+    )
+
+
+def _text(table: pd.DataFrame):
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    mib = 2**20
     names = list(dict.fromkeys(table["policy"]))
     shown = Table(
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
-        title="Hit rate in % of all lookups, by budget",
-        caption=(
-            f"Token cycle {asked.cycle_bytes / mib:,.1f} MiB (below it LRU finds next to nothing), "
-            f"largest batch {asked.floor_bytes / mib:,.1f} MiB, "
-            f"all entries used {asked.used_bytes / mib:,.1f} MiB."
-        ),
+        title="Hit rate in % of all lookups",
+        title_justify="left",
     )
     for name in ("MiB", *names):
         shown.add_column(name.replace("-", "-\n"), justify="right", no_wrap=True)
     for budget, rows in table.groupby("budget_mib", sort=False):
         rates = rows.set_index("policy")["hit_pct"]
-        shown.add_row(f"{budget:,.1f}", *(f"{rates[name]:.1f}" for name in names))
+        shown.add_row(_budget(float(str(budget))), *(f"{rates[name]:.1f}" for name in names))
     return shown
+
+
+def _budget(mib: float) -> str:
+    """With enough digits that a small budget is not shown as none."""
+    return f"{mib:,.1f}" if mib >= 10 or not mib else f"{mib:.2f}" if mib >= 0.1 else f"{mib:.1g}"
