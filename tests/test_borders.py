@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from soak import holdings
 
 from labkit import bundled, host
 from labkit.errors import BudgetError, LabkitError, OptionError, SessionError
 from labkit.gguf_map import open_gguf
 from labkit.runtime import Session
-from labkit.runtime.memory import process_memory
 
 pytestmark = pytest.mark.filterwarnings("ignore::labkit.runtime.BudgetWarning")
 
@@ -248,17 +248,6 @@ def test_a_forked_child_is_refused_and_takes_nothing_with_it(model: Path, state:
 # Leftovers
 
 
-def leftovers() -> dict[str, int]:
-    """What a process holds, as the kernel tells."""
-    gc.collect()
-    return {
-        "files": len(list(Path("/proc/self/fd").iterdir())),
-        "threads": len(list(Path("/proc/self/task").iterdir())),
-        "mappings": len(Path("/proc/self/maps").read_text().splitlines()),
-        "anonymous_mib": (process_memory()["anonymous"] or 0) >> 20,
-    }
-
-
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="read from /proc")
 def test_fifty_sessions_that_end_in_every_way_leave_nothing(model: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
@@ -295,10 +284,10 @@ def test_fifty_sessions_that_end_in_every_way_leave_nothing(model: Path, tmp_pat
 
     for number in range(12):  # allocators and thread pools grow to their size
         once(number)
-    before = leftovers()
+    before = holdings()
     for number in range(50):
         once(number)
-    after = leftovers()
+    after = holdings()
     assert after["files"] == before["files"]
     assert after["threads"] <= before["threads"]
     assert after["mappings"] <= before["mappings"] + 20
