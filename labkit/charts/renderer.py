@@ -93,8 +93,8 @@ def show(chart: Any) -> None:
 
 
 def finding(chart: Any) -> str:
-    """Return the title of an Altair chart as one line of plain text: usual spaces and hyphens."""
-    return _words(chart.to_dict()).replace("\u00a0", " ").replace("\u2011", "-")
+    """Return the title of an Altair chart as one line of plain text, with usual spaces."""
+    return _words(chart.to_dict()).replace("\u00a0", " ")
 
 
 def enable() -> None:
