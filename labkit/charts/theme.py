@@ -115,7 +115,7 @@ def title(finding: str, detail: str = "", *, width_px: int = 560) -> alt.TitlePa
     """
     columns = max(24, int(width_px / 7.9))
     small = max(30, int(width_px / 6.0))
-    lines = textwrap.wrap(finding, columns) or [""]
+    lines = textwrap.wrap(finding, columns, break_on_hyphens=False) or [""]
     if detail:
         return alt.TitleParams(text=lines, subtitle=textwrap.wrap(detail, small))
     return alt.TitleParams(text=lines)

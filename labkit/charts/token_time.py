@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import altair as alt
 import numpy as np
 import pandas as pd
@@ -249,7 +247,11 @@ def cold_start(table: pd.DataFrame) -> Drawing:
         alt.Chart(parts, width=_WIDTH, height=_ROW * len(names))
         .mark_bar()
         .encode(
-            x=alt.X("time:Q", title=f"{unit} from opening to the first token"),
+            x=alt.X(
+                "time:Q",
+                axis=alt.Axis(tickCount=8),
+                title=f"{unit} from opening to the first token",
+            ),
             y=y,
             color=alt.Color(
                 "part:N",
@@ -320,8 +322,7 @@ def _figure(value: float) -> str:
 
 
 def _title(finding: str, detail: str) -> alt.TitleParams:
-    """A title whose lines break neither before a percent sign or a unit nor inside a name."""
-    finding = re.sub(r"(?<=\w)-(?=\w)", "\u2011", finding)
+    """A title whose lines do not break before a percent sign or a unit."""
     for unit in (" %", " ms", " s,", " x "):
         finding = finding.replace(unit, unit.replace(" ", "\u00a0", 1))
     return title(finding, detail, width_px=_WIDTH + 90)
