@@ -136,7 +136,7 @@ def test_the_whole_lru_curve_equals_its_replay(seed: int) -> None:
     assert curve["hit_pct_decode"].to_numpy()[at] == pytest.approx(decode.to_numpy(), abs=1.0)
     only_decode = RouteTrace(entry_bytes=trace.entry_bytes)
     for part in trace._blocks:
-        if part.phase == "decode":
+        if isinstance(part, RoutingBlock) and part.phase == "decode":
             only_decode.append(part)
     curve = lru_curve(only_decode)
     table = replay(only_decode, budgets, ["lru"])
