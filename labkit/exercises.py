@@ -59,7 +59,7 @@ def check(
         return Verdict("open")
     try:
         right = bool(expected(answer)) if callable(expected) else _same(answer, expected, tolerance)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, LookupError):
         right = False  # an answer of a kind that cannot be compared: wrong, not a crash
     return Verdict("right", because) if right else Verdict("wrong", hint)
 

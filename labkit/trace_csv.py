@@ -27,8 +27,15 @@ def read_lines(path: Path) -> list[str]:
     """The lines of a text file, without a last one that was cut while it was written."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: cannot be read as a trace: {error}") from error
+    except OSError as error:
+        raise TraceError(f"{path}: the trace cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(
+            f"{path}: no trace: a trace is text, comma-separated, or a .parquet file, and the byte "
+            f"at {error.start} is part of no text. `labkit trace MODEL` writes a trace."
+        ) from error
+    if not text.strip():
+        raise TraceError(f"{path}: the file is empty, so it holds no trace.")
     lines = text.splitlines()
     if lines and not text.endswith(("\n", "\r")):
         warnings.warn(

@@ -137,6 +137,23 @@ def test_the_verdict_holds_streaming_against_the_better_stock_way() -> None:
     )
 
 
+def test_speeds_that_do_not_agree_with_their_ratio_are_called_doubtful() -> None:
+    result = made({"mmap": 100.0, "stream-serial": 100.0})
+    assert "before you believe it" not in verdict(result)
+    # A busy machine: streaming is half as fast in two rounds, but not in the one of its own median.
+    for case, factors in (("mmap", (1, 100, 10)), ("stream-serial", (2, 200, 1))):
+        for number, factor in enumerate(factors, 1):
+            for table, column, by in (
+                (result.tokens, "wall_ms", factor),
+                (result.runs, "decode_tok_s", 1 / factor),
+            ):
+                at = (table["case"] == case) & (table["round"] == number)
+                table.loc[at, column] *= by
+    text = verdict(result)
+    assert "Repeat it with more rounds before you believe it." in text
+    assert "rounds differ by up to" in text
+
+
 def test_equal_logits_are_said_to_be_equal_and_repack_is_explained() -> None:
     result = made({"mmap": 2.0, "stream-serial": 1.0, "repack": 1.0},
                   digests={"repack": ["x", "y", "z"]})  # fmt: skip

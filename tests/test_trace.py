@@ -104,7 +104,7 @@ def test_a_cut_last_line_is_reported_not_guessed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "column turn is missing"),
+        ("", "the file is empty"),
         ("layer,token\n1,2\n", "column turn is missing"),
         (f"{HEADER}\n0,1,5\n", ":2: 3 values for 9 columns"),
         (f"{HEADER}\n{ROW}\n{ROW.replace('17', 'x')}\n", ":3: expert is 'x'"),

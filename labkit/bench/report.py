@@ -8,6 +8,7 @@ from labkit.bench.result import BenchResult
 from labkit.bench.summary import first_token_ratio, identity, speed_ratio, summary
 
 _FAR = 10
+_DOUBTFUL = 1.5  # times that a quotient of speeds may differ from the ratio
 _STOCK_AT_THE_LIMIT = ("mmap", "mmap-random")
 
 
@@ -41,7 +42,20 @@ def verdict(result: BenchResult, table: pd.DataFrame | None = None) -> str:
         head = f"For speed streaming is not worth it here{where}"
     else:
         head = f"Streaming makes no clear difference to speed here{where}"
-    return " ".join([f"{head}: {speeds}.", *_more(result, done, best)])
+    doubt = _doubt(found.value, best, rival)
+    return " ".join([f"{head}: {speeds}.{doubt}", *_more(result, done, best)])
+
+
+def _doubt(ratio: float, best: pd.Series, rival: pd.Series) -> str:
+    """Speeds are of each case's own median round, the ratio is taken within rounds."""
+    quotient = best["decode_tok_s"] / rival["decode_tok_s"]
+    if max(quotient / ratio, ratio / quotient) < _DOUBTFUL:
+        return ""
+    return (
+        f" But these two speeds are {quotient:.2f} of one another, for rounds differ by up to "
+        f"{max(best['spread_pct'], rival['spread_pct']):.0f} %: other work took part of the "
+        "machine. Repeat it with more rounds before you believe it."
+    )
 
 
 def remarks(result: BenchResult, table: pd.DataFrame | None = None) -> list[str]:

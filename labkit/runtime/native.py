@@ -153,7 +153,7 @@ class NativeModel:
         if status == _NO_SLOT:
             raise SessionError(
                 f"The context is full at {position} of {self.n_ctx} tokens. "
-                "Call reset(), or open the session with a larger n_ctx."
+                "Call reset(), or open the session with a larger n_ctx (--n-ctx)."
             )
         if status != 0:
             raise LlamaError(f"llama_decode failed ({status}): {llama_log.reason()}")

@@ -218,8 +218,8 @@ class Session:
         if self.n_past + len(tokens) + n > self.n_ctx:
             raise SessionError(
                 f"{self.n_past} tokens in the context, {len(tokens)} in the prompt and {n} to "
-                f"generate do not fit in {self.n_ctx}. Shorten them, call reset(), or open the "
-                "session with a larger n_ctx."
+                f"generate do not fit in {self.n_ctx}. Shorten them, call reset(), or open it "
+                "with a larger n_ctx (--n-ctx)."
             )
         if not tokens and not self._logits_ready:
             raise SessionError("The last step was interrupted: give a prompt to go on from.")
