@@ -42,6 +42,7 @@ def streaming(
 ) -> Iterator[ExpertStreamSource]:
     """A source with room for so many entries, without a model that computes."""
     memory = ExpertMemory(gguf, UserFault() if overlap == "userfaultfd" else None)
+    memory.watch(overlap == "userfaultfd")
     reader = FileReader(gguf.paths, **options)
     entry_bytes = gguf.entry_bytes(gguf.moe_layers[0])
     policy = make_policy("lru", int(n_entries * entry_bytes), {})
@@ -201,6 +202,26 @@ def test_whoever_comes_early_sleeps_until_the_slice_is_there(gguf: GGUFMap) -> N
         source.settle()
         assert source.totals.wait_s > 0.02
         assert not source.orphaned
+
+
+@needs_userfault
+@pytest.mark.parametrize("direct_io", [None, False])
+def test_memory_is_watched_and_left_alone_again_in_turns(
+    gguf: GGUFMap, direct_io: bool | None
+) -> None:
+    """What came straight shares pages with what comes by a frame, and the other way round."""
+    layer = gguf.moe_layers[0]
+    with streaming(gguf, 8, "userfaultfd", direct_io=direct_io) as source:
+        there: list[int] = []
+        for expert in (2, 3, 1, 5, 4, 6):
+            source.memory.watch(not source.memory.is_watched)
+            source.overlap = "userfaultfd" if source.memory.is_watched else "serial"
+            there.append(expert)
+            source.fetch(layer, there)
+            for each in there:
+                assert slices_in_memory(source, layer, each) == slices_in_file(gguf, layer, each)
+            source.settle()
+            assert not source.orphaned
 
 
 @needs_userfault

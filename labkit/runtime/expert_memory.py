@@ -33,12 +33,13 @@ class ExpertMemory:
 
     Args:
         gguf: the model's map; `require_streamable` has passed.
-        userfault: have compute wait for missing pages; None where whoever computes waits itself.
-
+        userfault: lets compute sleep on missing pages, once `watch` has said so; None where whoever
+            computes waits itself.
         huge: take huge pages, for a budget that holds every expert: none of them ever goes, and
             compute looks fewer pages up.
 
     Attributes:
+        is_watched: whether compute may come before a slice, and sleeps on it until it is there.
         resident: entries whose slices are there or being read.
         landings: reads into watched memory that have not ended.
         orphaned: layers with zeros in place of a slice that nobody reads, since `forget_orphans`.
@@ -50,6 +51,7 @@ class ExpertMemory:
         self, gguf: GGUFMap, userfault: UserFault | None = None, *, huge: bool = False
     ) -> None:
         self.userfault = userfault
+        self.is_watched = False
         self._huge = huge
         self._fresh = None if huge else FreshPages()
         self.resident: set[Entry] = set()
@@ -79,8 +81,6 @@ class ExpertMemory:
         nbytes = expert_tensor.slice_bytes
         offset, n_expert = expert_tensor.tensor.offset, expert_tensor.n_expert
         window = ExpertWindow(offset, nbytes, n_expert, huge=self._huge)
-        if self.userfault:
-            self.userfault.register(window.pages.base, window.pages.length)
         if nbytes not in self._sizes:
             # A slice has at most one page before its core, and two after it.
             self._sizes[nbytes] = Spares(), FramePool(window.core_bytes // PAGE + 3)
@@ -97,13 +97,30 @@ class ExpertMemory:
                 if address := addresses.get(part.tensor.tensor.name):
                     ggml.tensor_at(address).data = part.window.address(part.window.offset)
 
+    def watch(self, on: bool) -> None:
+        """Have compute sleep on what is missing from now on, or not. No read is under way.
+
+        Needs `userfault`. Reads into memory that is not watched go straight to their place, which
+        takes less time.
+        """
+        if on == self.is_watched:
+            return
+        assert self.userfault
+        for part in self._all_parts():
+            pages = part.window.pages
+            if on:
+                self.userfault.register(pages.base, pages.length)
+            else:
+                self.userfault.unregister(pages.base, pages.length)
+        self.is_watched = on
+
     def requests(self, entries: Iterable[Entry], *, down: bool | None = None) -> list[ReadRequest]:
         """The reads that bring `entries`, in the order in which compute wants them.
 
         `down` picks the down projections or all others; None takes both.
         """
         wanted = sorted(entries)
-        landing = FrameLanding if self.userfault else Landing
+        landing = FrameLanding if self.is_watched else Landing
         found = []
         for layer in dict.fromkeys(layer for layer, _ in wanted):
             for part in self._parts[layer]:
@@ -163,7 +180,7 @@ class ExpertMemory:
 
         A neighbour that arrives later finds zeros in a page that both share: its layer is in doubt.
         """
-        if self.userfault:
+        if self.userfault and self.is_watched:
             start, stop = page_span(*part.window.span(expert))
             if self.userfault.fill_zero(part.window.address(start), stop - start):
                 with self._lock:
@@ -250,7 +267,7 @@ class ExpertMemory:
         for part in self._parts[layer]:
             pages = part.window.pages
             pages.drop(0, pages.length)
-            if self.userfault:
+            if self.userfault and self.is_watched:
                 self.userfault.register(pages.base, pages.length)
 
     def _slices(self, entries: Iterable[Entry]) -> Iterator[Slice]:
@@ -269,5 +286,7 @@ class ExpertMemory:
             window.release(core_end, stop)
         else:
             window.release(start, stop)
-        if self.userfault and part.is_moved:  # moved pages brought a mapping that is not watched
+        if (
+            self.userfault and self.is_watched and part.is_moved
+        ):  # moved pages brought a mapping that is not watched
             self.userfault.register(window.address(core), length)

@@ -16,7 +16,7 @@ class Landing:
     """A slice on its way straight to its place. Nobody computes with it before it is there."""
 
     __slots__ = ("_memory", "expert", "part")
-    whole_pages = False
+    whole_pages = True  # so that a page is missing or true, should the window be watched later
 
     def __init__(self, memory: ExpertMemory, part: ExpertPart, expert: int) -> None:
         self._memory, self.part, self.expert = memory, part, expert
@@ -47,7 +47,6 @@ class FrameLanding(Landing):
     """A slice on its way to a window where compute may wait for it."""
 
     __slots__ = ("_at", "_frame")
-    whole_pages = True
 
     def __init__(self, memory: ExpertMemory, part: ExpertPart, expert: int) -> None:
         super().__init__(memory, part, expert)

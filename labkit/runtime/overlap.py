@@ -43,7 +43,7 @@ class OverlapTrial:
         if choice == "auto":
             can_watch = may_watch and not problem
             self._walls_s = {way: [] for way in ways if way != "userfaultfd" or can_watch}
-            self.current: Overlap = next(reversed(self._walls_s))
+            self.current: Overlap = next(iter(self._walls_s))
             self.note = "not yet measured: " + " and ".join(self._walls_s) + " take turns"
         else:
             self.current = cast(Overlap, choice)
@@ -51,7 +51,7 @@ class OverlapTrial:
 
     @property
     def uses_userfault(self) -> bool:
-        """Whether memory must be able to let compute sleep on it."""
+        """Whether compute may ever sleep on memory."""
         return self.current == "userfaultfd" or "userfaultfd" in self._walls_s
 
     def note_token(self, wall_s: float, bytes_read: int) -> None:

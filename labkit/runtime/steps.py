@@ -46,10 +46,10 @@ class TokenStep:
     phase: str
     token: int
     text: str
-    layers: np.ndarray
-    experts: np.ndarray
-    weights: np.ndarray
-    hit: np.ndarray
+    layers: np.ndarray = field(repr=False)
+    experts: np.ndarray = field(repr=False)
+    weights: np.ndarray = field(repr=False)
+    hit: np.ndarray = field(repr=False)
     wall_s: float
     read_s: float
     manage_s: float
@@ -92,7 +92,7 @@ class Generation:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     prompt_tokens: list[int] = field(default_factory=list)
-    steps: list[TokenStep] = field(default_factory=list)
+    steps: list[TokenStep] = field(default_factory=list, repr=False)
     stop: str = "length"
     begin_s: float = field(default_factory=time.perf_counter)
     ttft_s: float | None = None

@@ -24,7 +24,7 @@ from labkit.runtime.next_router import NextRouter
 from labkit.runtime.overlap import OverlapTrial
 from labkit.runtime.prefill import PrefillPath
 from labkit.runtime.reader import FileReader
-from labkit.runtime.source import ExpertStreamSource
+from labkit.runtime.source import ExpertStreamSource, Overlap
 from labkit.runtime.steps import Path
 from labkit.runtime.userfault import UserFault
 
@@ -86,6 +86,7 @@ class Streaming:
             undo.callback(self.reader.close)
             self._memory = _make_memory(gguf, self.overlap.uses_userfault, holds_all)
             undo.callback(self._memory.close)
+            self._memory.watch(self.overlap.current == "userfaultfd")
             entry_bytes = {layer: gguf.entry_bytes(layer) for layer in gguf.moe_layers}
             cache = make_policy(policy, cache_bytes, entry_bytes)
             self.source = ExpertStreamSource(gguf, self.reader, cache, self._memory)
@@ -145,7 +146,7 @@ class Streaming:
                 "A read of this session did not end, so its memory is in doubt. Close it and open "
                 f"the model again. {self.reader.stuck}"
             )
-        self.source.overlap = self.overlap.current
+        self._overlap_by(self.overlap.current)
         if phase == "prefill" and self._by_layers(n_tokens):
             assert self.layers
             if self._path != "layers":
@@ -155,6 +156,13 @@ class Streaming:
         else:
             self.leave_layers()
         return self._path
+
+    def _overlap_by(self, way: Overlap) -> None:
+        self.source.overlap = way
+        watched = way == "userfaultfd"
+        if watched != self._memory.is_watched:
+            self.source.finish_reads()
+            self._memory.watch(watched)
 
     def fetch(self, layer: int, experts: np.ndarray) -> Sequence[Entry]:
         """A layer has chosen; returns when it may compute. Entries that had to be read."""

@@ -16,6 +16,7 @@ from labkit import host
 from labkit.runtime.memory import PAGE
 
 _IOC_REGISTER = 0xC020AA00
+_IOC_UNREGISTER = 0x8010AA01
 _IOC_WAKE = 0x8010AA02
 _IOC_COPY = 0xC028AA03
 _IOC_ZEROPAGE = 0xC020AA04
@@ -51,6 +52,10 @@ class UserFault:
     def register(self, address: int, length: int) -> None:
         """From now on a thread that touches a missing page of this range sleeps."""
         self._call(_IOC_REGISTER, _REGISTER.pack(address, length, _REGISTER_MISSING, 0))
+
+    def unregister(self, address: int, length: int) -> None:
+        """A missing page of this range is an ordinary one again, which comes as zeros."""
+        self._call(_IOC_UNREGISTER, _RANGE.pack(address, length))
 
     def wake(self, address: int, length: int) -> None:
         """Have threads that sleep on this range look again."""

@@ -56,6 +56,7 @@ class Streamed:
     def __init__(self, gguf: GGUFMap, lanes: int, *, watched: bool, keep: bool) -> None:
         self._gguf, self._lanes, self._keep = gguf, lanes, keep
         self._memory = ExpertMemory(gguf, UserFault() if watched else None)
+        self._memory.watch(watched)
         self._reader = FileReader(gguf.paths, lanes=lanes, direct_io=True)
         self._held: list[Entry] = []
         # Many maps of a slice's size, made when memory has been in use: no huge pages.
