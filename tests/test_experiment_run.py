@@ -17,15 +17,17 @@ from labkit.errors import CellFailedError, KernelDiedError, NotebookError, Param
 from labkit.experiment import run_notebook
 from labkit.experiment.notebooks import strip_outputs
 
+PYTHON = "import pathlib, sys\npython = pathlib.Path(sys.executable).parent.resolve()"
+
 
 def test_run_injects_parameters_and_runs_in_this_python(tmp_path):
     notebook = write_notebook(
         tmp_path / "a.ipynb",
-        "import sys, os\nprint(seed, sys.executable, os.getcwd())",
+        f"import os\n{PYTHON}\nprint(seed, python, os.getcwd())",
         parameters="seed = 1\nout_dir = ''",
     )
     run = run_notebook(notebook, tmp_path / "out {x}" / "a.ipynb", {"seed": 7})
-    assert outputs(run.executed)[1] == f"7 {sys.executable} {tmp_path}\n"
+    assert outputs(run.executed)[1] == f"7 {Path(sys.executable).parent.resolve()} {tmp_path}\n"
     assert run.parameters == {"seed": 7, "out_dir": str(tmp_path / "out {x}")}
     assert statuses(run.executed) == ["completed", "completed"]
 
@@ -36,9 +38,9 @@ def test_kernel_is_this_python_whatever_specs_are_installed(tmp_path, monkeypatc
     (spec / "kernel.json").write_text('{"argv": ["/bin/false"], "display_name": "x"}')
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    notebook = write_notebook(tmp_path / "a.ipynb", "import sys; print(sys.executable)")
+    notebook = write_notebook(tmp_path / "a.ipynb", f"{PYTHON}\nprint(python)")
     run = run_notebook(notebook, tmp_path / "o.ipynb")
-    assert outputs(run.executed) == [sys.executable + "\n"]
+    assert outputs(run.executed) == [f"{Path(sys.executable).parent.resolve()}\n"]
 
 
 def test_unknown_parameter_is_refused_before_anything_runs(tmp_path):

@@ -77,7 +77,7 @@ def _start(rows: Sequence[dict[Any, Any]], base: str) -> Table:
     for row in (row for row in rows if row["status"] == "ok"):
         peak = number(row["peak_rss_mib"], 0)
         if row["cgroup_peak_mib"] == row["cgroup_peak_mib"]:
-            peak += f" ({row['cgroup_peak_mib']:,.0f})"
+            peak += f"\n({row['cgroup_peak_mib']:,.0f})"
         shown.add_row(
             row["case"],
             number(row["open_s"], 2),
@@ -93,7 +93,7 @@ def _start(rows: Sequence[dict[Any, Any]], base: str) -> Table:
 
 def _read(row: dict[Any, Any]) -> str:
     opening, whole = row["open_read_mib"], row["load_read_mib"]
-    return f"{number(opening, 0)} + {number(whole - opening, 0)}" if whole == whole else "–"
+    return f"{number(opening, 0)}\n+ {number(whole - opening, 0)}" if whole == whole else "–"
 
 
 def _table(title: str, caption: str, columns: Iterable[str]) -> Table:

@@ -4,8 +4,9 @@
 
 The same tokens, in turns and each round in another order:
 
-- a session for each way of overlapping ("userfaultfd+router" with prefetch), with a cache that
-  holds a part of the experts;
+- a session for each way of overlapping ("userfaultfd+router" with prefetch; "serial+known" with
+  one that cannot be, which knows what the next layer is going to choose), with a cache that holds a
+  part of the experts;
 - compute alone: a session that holds every expert;
 - read alone: what the first session read for this token, layer by layer through a reader and a
   memory of its own, with nothing computed in between.
@@ -23,7 +24,8 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import cast
 
@@ -79,6 +81,26 @@ def note_demand(session: Session) -> Demand:
     return found
 
 
+class Known:
+    """A predictor that is right every time: another session has computed this token before."""
+
+    def __init__(self, session: Session) -> None:
+        self._next = dict(pairwise(session.map.moe_layers))
+        self._chosen: dict[int, list[int]] = {}
+        assert session._streaming
+        fetch = session._streaming.fetch
+
+        def noting(layer: int, experts: np.ndarray) -> Sequence[Entry]:
+            self._chosen[layer] = experts.ravel().tolist()
+            return fetch(layer, experts)
+
+        session._streaming.fetch = noting
+
+    def predict(self, layer: int, chosen: list[int]) -> Sequence[int]:
+        """What the layer after `layer` chooses."""
+        return self._chosen.get(self._next.get(layer, -1), ())
+
+
 class Processors:
     """Who takes the processors from now on."""
 
@@ -124,13 +146,21 @@ def main() -> None:
         overlap, _, prefetch = way.partition("+")
         return Session(
             arguments.model, cache_mib=cache_mib, overlap=cast(OverlapChoice, overlap),
-            prefetch=cast(Prefetch, prefetch or None), lanes=arguments.lanes,
+            prefetch=cast(Prefetch, prefetch.replace("known", "router") or None),
+            lanes=arguments.lanes,
             prefill="experts", n_ctx=512, trial=False,
         )  # fmt: skip
 
     every_mib = sum(t.tensor.nbytes for t in open_gguf(arguments.model).expert_tensors) / 2**20 + 1
     sessions = {way: session(arguments.cache_mib, way) for way in ways}
     sessions["compute alone"] = session(every_mib, ways[0])
+    known = Known(sessions[ways[0]])
+    for way in ways:
+        if way.endswith("+known"):
+            foretelling = sessions[way]._streaming
+            assert foretelling
+            assert foretelling.lookahead
+            foretelling.lookahead.predictor = known
     demand = note_demand(sessions[ways[0]])
     alone = ReadAlone(sessions[ways[0]].map, arguments.lanes)
     totals = sessions[ways[0]]._recorder.totals
