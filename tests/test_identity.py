@@ -2,10 +2,10 @@
 
 The reference is llama.cpp without any callback of labkit. Every architecture that the installed
 llama.cpp builds runs with the cache off, with one that evicts and with one that holds all. Ten
-that differ most run with every expert type, as one file and as three shards, under settings
-(lanes, direct or buffered reads, cache, overlap, prefill path) that rotate, so that each setting
-meets each of the ten and each type; with LABKIT_FULL=1 the whole product runs. The Q4_K and Q6_K
-models have slices of many pages, which are moved and not copied.
+that differ most run with every expert type, as one file or as three shards, under settings (lanes,
+direct or buffered reads, cache, overlap, prefill path) that rotate, so that each setting meets each
+of the ten, each type, and each other setting; with LABKIT_FULL=1 the whole product runs. The Q4_K
+and Q6_K models have slices of many pages, which are moved and not copied.
 """
 
 from __future__ import annotations
@@ -36,8 +36,34 @@ DIFFERENT = (
     "jamba", "lfm2moe", "llama4", "qwen3moe", "qwen3next",
 )  # fmt: skip
 TYPES = ("F32", "Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4")
-OVERLAPS = ("serial", "pipeline", "auto" if host.userfaultfd_problem() else "userfaultfd")
-SETTINGS = list(itertools.product((1, 4), (True, False), CACHES, OVERLAPS, ("experts", "auto")))
+OVERLAPS = ("serial", "pipeline", "auto", *["userfaultfd"] * (not host.userfaultfd_problem()))
+LANES, DIRECT_IO, PREFILL, SHARDS = (1, 4), (None, False), ("experts", "auto"), (1, 3)
+SETTINGS = list(itertools.product(LANES, DIRECT_IO, CACHES, OVERLAPS, PREFILL))
+
+
+def rotated(arch: int, quant: int) -> tuple:
+    """Shards and settings for the so-many-eth of `DIFFERENT` and of `TYPES`."""
+    return (
+        SHARDS[(arch + quant) % 2],
+        LANES[(2 * arch + quant) // 3 % 2],
+        DIRECT_IO[(arch + 7 * quant) // 2 % 2],
+        CACHES[(4 * arch + 2 * quant) % 3],
+        OVERLAPS[(3 * arch + 7 * quant) // 3 % len(OVERLAPS)],
+        PREFILL[(7 * arch + 2 * quant) // 3 % 2],
+    )
+
+
+if os.environ.get("LABKIT_FULL"):
+    VARIETIES = [
+        (arch, quant, shards, SETTINGS)
+        for arch, quant, shards in itertools.product(DIFFERENT, TYPES, SHARDS)
+    ]
+else:
+    VARIETIES = [
+        (arch, quant, shards, [tuple(setting)])
+        for (i, arch), (j, quant) in itertools.product(enumerate(DIFFERENT), enumerate(TYPES))
+        for shards, *setting in [rotated(i, j)]
+    ]
 
 
 def cache_mib(path: Path, cache: str) -> float:
@@ -88,20 +114,29 @@ def test_every_architecture(arch: str, synth_model: Callable[..., Path]) -> None
         assert_identical(streamed(path, cache=cache, overlap=overlap)[0], reference)
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("quant", TYPES)
-@pytest.mark.parametrize("arch", DIFFERENT)
+@pytest.mark.parametrize(
+    ("arch", "quant", "shards", "settings"),
+    VARIETIES,
+    ids=[f"{arch}-{quant}-{shards}" for arch, quant, shards, _ in VARIETIES],
+)
 def test_types_shards_and_settings(
-    arch: str, quant: str, shards: int, synth_model: Callable[..., Path]
+    arch: str, quant: str, shards: int, settings: list[tuple], synth_model: Callable[..., Path]
 ) -> None:
     path = synth_model(arch, quant=quant, shards=shards)
     reference = stock.logits(path, PROMPT, STEPS)
-    turn = 2 * (DIFFERENT.index(arch) + len(DIFFERENT) * TYPES.index(quant)) + (shards == 3)
-    chosen = SETTINGS if os.environ.get("LABKIT_FULL") else [SETTINGS[29 * turn % len(SETTINGS)]]
-    for lanes, direct_io, cache, overlap, prefill in chosen:
-        options = {"lanes": lanes, "direct_io": direct_io or None, "overlap": overlap}
+    for lanes, direct_io, cache, overlap, prefill in settings:
+        options = {"lanes": lanes, "direct_io": direct_io, "overlap": overlap}
         found, _ = streamed(path, cache=cache, prefill=prefill, **options)
         assert_identical(found, reference)
+
+
+@pytest.mark.skipif(len(OVERLAPS) < 4, reason="no userfaultfd here")
+def test_each_setting_meets_each_architecture_each_type_and_each_other() -> None:
+    runs = [(i, j, *rotated(i, j)) for i in range(len(DIFFERENT)) for j in range(len(TYPES))]
+    values = [set(column) for column in zip(*runs, strict=True)]
+    for one, other in itertools.combinations(range(len(values)), 2):
+        met = {(run[one], run[other]) for run in runs}
+        assert met == set(itertools.product(values[one], values[other])), (one, other)
 
 
 def test_a_corrupted_slice_is_noticed(synth_model: Callable[..., Path], tmp_path: Path) -> None:
