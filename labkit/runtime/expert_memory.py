@@ -106,13 +106,20 @@ class ExpertMemory:
         if on == self.is_watched:
             return
         assert self.userfault
-        for part in self._all_parts():
-            pages = part.window.pages
-            if on:
-                self.userfault.register(pages.base, pages.length)
-            else:
-                self.userfault.unregister(pages.base, pages.length)
-        self.is_watched = on
+        with self._lock:
+            self._trim()
+            for layer, parts in self._parts.items():
+                resident = [expert for at, expert in self.resident if at == layer]
+                for part in parts:
+                    pages = part.window.pages
+                    if on:
+                        # Whatever else is there is not true: a graph that was to end, say, has
+                        # looked at what had not been read, and the system gave it zeros.
+                        part.window.release_all_but(resident)
+                        self.userfault.register(pages.base, pages.length)
+                    else:
+                        self.userfault.unregister(pages.base, pages.length)
+            self.is_watched = on
 
     def requests(self, entries: Iterable[Entry], *, down: bool | None = None) -> list[ReadRequest]:
         """The reads that bring `entries`, in the order in which compute wants them.

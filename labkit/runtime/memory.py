@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import mmap
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -176,6 +176,15 @@ class ExpertWindow(FileWindow):
         while last > first and self._page_in_use(last, is_resident):
             last -= 1
         return first * PAGE, (last + 1) * PAGE
+
+    def release_all_but(self, kept: Iterable[int]) -> None:
+        """Give every page back that none of the experts in `kept` has bytes in."""
+        at = self.start
+        for expert in sorted(kept):
+            first, end = page_span(*self.span(expert))
+            self.release(at, first)
+            at = end
+        self.release(at, self.start + self.pages.length)
 
     def experts_at(self, offset: int) -> range:
         """The experts that have bytes in the page of file `offset`."""
