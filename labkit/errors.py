@@ -43,6 +43,10 @@ class OptionError(LabkitError, ValueError):
     """A value that an option cannot take."""
 
 
+class ResourceError(LabkitError):
+    """The system refuses what a session needs besides memory: a thread, a descriptor."""
+
+
 class SeamError(LabkitError):
     """The installed llama.cpp does not look as labkit's ctypes seam expects."""
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from labkit.runtime.memory import PAGE
+from labkit.runtime.threads import start_thread
 from labkit.runtime.userfault import UserFault
 
 _LOOK_S = 0.25
@@ -26,6 +27,9 @@ class SleepWatch:
         is_coming: whether a read that will bring an address is under way.
         look: called with the page's address at a sleep on what does not come, or is gone again.
         tick: called while somebody may sleep, a few times a second; returns whether one may.
+
+    Raises:
+        ResourceError: the system starts no thread for it.
     """
 
     def __init__(
@@ -43,8 +47,7 @@ class SleepWatch:
         # A sleep that is long over may still be told of, when its page may be gone again. So all
         # that was told is looked at before arrivals are forgotten, by one thread at a time.
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="labkit-sleeps", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("labkit-sleeps", self._run)
 
     def arrived(self, start: int, stop: int) -> None:
         """Memory [start, stop) is there now."""

@@ -43,8 +43,13 @@ class UserFault:
 
         self._ioctl = fcntl.ioctl
         self._fd = host.open_userfaultfd()
-        self._wake_reader, self._waker = os.pipe()
-        self._open = [self._fd, self._wake_reader, self._waker]
+        self._open = [self._fd]
+        try:
+            self._wake_reader, self._waker = os.pipe()
+        except OSError:
+            self.close()
+            raise
+        self._open += [self._wake_reader, self._waker]
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         self._poll.register(self._wake_reader, select.POLLIN)
