@@ -15,7 +15,7 @@ import pytest
 from broken_files import WORDS, broken, needs_linux
 
 from labkit import bundled, host
-from labkit.errors import ReadError
+from labkit.errors import ReadError, ResourceError
 from labkit.runtime import Session
 from labkit.runtime.expert_memory import ExpertMemory
 from labkit.runtime.reader import FileReader
@@ -24,7 +24,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::labkit.runtime.BudgetWarning")
 
 TEXT = "In the beginning God created the heaven and the earth."
 LONG = TEXT * 6
-OVERLAPS = ["serial", "pipeline"] + ["userfaultfd"] * (host.userfaultfd_problem() is None)
+OVERLAPS: list[Any] = ["serial", "pipeline"] + ["userfaultfd"] * (
+    host.userfaultfd_problem() is None
+)
 EXPERT = r"projection of expert \d+ in layer \d+ \(bytes \d+ to \d+\)"
 LAYER = r"projections of layer \d+ \(bytes \d+ to \d+\)"
 
@@ -243,6 +245,43 @@ def test_memory_that_is_refused_is_an_error_and_not_the_end_of_the_process(model
     for mib in (40, 75):
         assert re.match(r"BudgetError .*`ulimit -v`", under_limit(mib))
     assert under_limit(1200) == "ran"
+
+
+@needs_linux
+def test_threads_that_are_refused_are_an_error_that_leaves_nothing(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of lanes, of what watches over sleepers, and of llama.cpp, which would end the process."""
+    start, left = threading.Thread.start, [0]
+
+    def refusing(thread: threading.Thread) -> None:
+        if thread.name.startswith("labkit-"):
+            left[0] -= 1
+            if left[0] < 0:
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def attempt() -> None:
+        with Session(
+            model, cache_mib=5, overlap=OVERLAPS[-1], dense="mmap", threads=2, trial=False
+        ) as session:
+            session.generate(TEXT, 2)
+
+    attempt()
+    monkeypatch.setattr(threading.Thread, "start", refusing)
+    before = descriptors_and_threads()
+    n_threads = 4 + 1 + ("userfaultfd" in OVERLAPS)
+    for n in range(n_threads):
+        left[0] = n
+        with pytest.raises(ResourceError, match=r"does not start the thread labkit-.*ulimit -u"):
+            attempt()
+        assert descriptors_and_threads() == before
+    left[0] = n_threads
+    attempt()
+
+
+def descriptors_and_threads() -> tuple[int, int]:
+    return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
 
 STOPPED = """

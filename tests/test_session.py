@@ -567,10 +567,10 @@ def test_a_session_is_neither_copied_nor_pickled_nor_taken_over_by_a_fork(model:
         for copier in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(TypeError, match="neither copied nor pickled"):
                 copier(session)
-        session._gate._pid += 1
+        session._gate.home._pid += 1
         with pytest.raises(SessionError, match="forked from"):
             session.generate(TEXT, 1)
-        session._gate._pid -= 1
+        session._gate.home._pid -= 1
 
 
 # Budgets

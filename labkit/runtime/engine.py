@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from labkit.errors import LlamaError, OptionError, ReadError, StreamingRefusedError
+from labkit.errors import (
+    LabkitError,
+    LlamaError,
+    OptionError,
+    ReadError,
+    StreamingRefusedError,
+)
 from labkit.gguf_map import GGUFMap, open_gguf
 from labkit.runtime import llama_log
 from labkit.runtime.budget import (
@@ -150,14 +156,16 @@ class Engine:
         turn: int,
         phase: str,
         n_left: int = 0,
-    ) -> None:
+    ) -> bool:
         """Run one graph; the recorder then knows its steps.
 
         Args:
             n_left: tokens of the same prompt that other graphs will take.
 
+        Returns:
+            False if the abort flag ended it.
+
         Raises:
-            KeyboardInterrupt: the abort flag ended it.
             ReadError: a file was changed since it was opened, or cannot be read.
             SessionError, LlamaError: see `NativeModel.decode`.
         """
@@ -174,11 +182,11 @@ class Engine:
                 f"The routing of layer {min(missed)} did not reach labkit: something raised inside "
                 "llama.cpp's callback (a signal handler?). The step was taken back."
             )
-        if not whole:
-            raise KeyboardInterrupt
-        self.recorder.keep()
-        if self.streaming and phase == "decode":
-            self.streaming.overlap.note_token(self.recorder.wall_s, self.recorder.bytes_read)
+        if whole:
+            self.recorder.keep()
+            if self.streaming and phase == "decode":
+                self.streaming.overlap.note_token(self.recorder.wall_s, self.recorder.bytes_read)
+        return whole
 
     def _decode(
         self,
@@ -194,13 +202,20 @@ class Engine:
         self.hook.stop_before_down = bool(streaming and streaming.overlap.current == "pipeline")
         fetch = streaming.fetch if streaming else None
         self.recorder.begin(turn, phase, position, outputs, path=path, fetch=fetch)
-        whole = False
         try:
             whole = self.model.decode(tokens, position, outputs)
-        finally:
-            if streaming:
-                streaming.end_graph(whole=whole, n_left=n_left)
+        except LabkitError:
+            self._settle(whole=False, n_left=n_left)
+            raise
+        self._settle(whole=whole, n_left=n_left)
         return whole
+
+    def _settle(self, *, whole: bool, n_left: int) -> None:
+        """No read that the graph asked for is left, unless a fault left who reads half done."""
+        if (fault := self.hook.error) and not isinstance(fault, LabkitError):
+            raise fault
+        if self.streaming:
+            self.streaming.end_graph(whole=whole, n_left=n_left)
 
     def forget_prompt(self) -> None:
         """The graphs that were to follow the last one will not."""

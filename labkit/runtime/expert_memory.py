@@ -43,6 +43,7 @@ class ExpertMemory:
         resident: entries whose slices are there or being read.
         landings: reads into watched memory that have not ended.
         orphaned: layers with zeros in place of a slice that nobody reads, since `forget_orphans`.
+        is_lost: nobody knows any more what will be read.
         on_orphan: called on another thread when that happens, before the sleeper goes on.
         look_for_stuck: whether a read does not end; asked while somebody may sleep.
     """
@@ -57,6 +58,7 @@ class ExpertMemory:
         self.resident: set[Entry] = set()
         self.landings: set[FrameLanding] = set()
         self.orphaned: set[int] = set()
+        self.is_lost = False
         self.on_orphan: Callable[[], None] = lambda: None
         self.look_for_stuck: Callable[[], object] = lambda: None
         # Lanes take pages while the caller evicts: what is resident must not change between a
@@ -193,6 +195,13 @@ class ExpertMemory:
                 with self._lock:
                     self.orphaned.add(part.tensor.layer)
 
+    def let_sleepers_go(self) -> None:
+        """From now on nobody waits for a slice: of what was asked for some may never be read.
+
+        The graph is to end, and nothing is computed after it.
+        """
+        self.is_lost = True
+
     def slept_s(self) -> float:
         """Seconds since the last call in which at least one compute thread slept on a slice."""
         return self._watch.slept_s() if self._watch else 0.0
@@ -239,6 +248,8 @@ class ExpertMemory:
         return part, part.window.start + address - part.window.pages.base
 
     def _is_coming(self, address: int) -> bool:
+        if self.is_lost:
+            return False
         part, offset = self._part_at(address)
         return any(part is one.part and one.covers(offset) for one in list(self.landings))
 
@@ -256,7 +267,7 @@ class ExpertMemory:
 
     def _on_tick(self) -> bool:
         """Whether somebody may sleep; ends the sleep on reads that do not end."""
-        if self.landings and self.look_for_stuck():
+        if self.landings and (self.is_lost or self.look_for_stuck()):
             self.on_orphan()
             for landing in list(self.landings):
                 self.give_up(landing.part, landing.expert)

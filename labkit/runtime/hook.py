@@ -59,7 +59,8 @@ class RouterHook:
         callback: what to give llama.cpp as its eval callback; the hook owns it and must outlive
             the context.
         abort: stops the running graph; its function and data are llama.cpp's abort callback.
-        error: what a callback raised in the last graph.
+        error: what a callback raised in the last graph. If it is no error of labkit, whoever is
+            called back may be half done.
         missed: layers whose routing did not come through in the last graph. None, unless something
             raised inside a callback before it could be caught, as a signal handler may, or the
             graph was not the one that was learned: the layers computed from what lay there.
@@ -129,6 +130,8 @@ class RouterHook:
 
     def end(self, *, whole: bool) -> None:
         """Call after each graph; `whole` if it ran to its end."""
+        if self._counter:
+            self.error = self.error or self._counter.failure
         if self._plan:
             self._end_counted(whole)
             return
@@ -157,9 +160,10 @@ class RouterHook:
         self._listen(False)
 
     def _forget_plans(self) -> None:
-        self._plans = {}
+        # In this order: a graph with a plan that is listened to is recognised as a new one.
         if self._listen:
             self._listen(True)
+        self._plans = {}
 
     def capture(self, decode: Callable[[], object]) -> GraphCapture:
         """Note the nodes of the graph that `decode` builds; then use its routing nodes."""

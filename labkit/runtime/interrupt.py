@@ -18,6 +18,7 @@ from typing import Any
 
 from labkit.runtime.abort import AbortFlag
 from labkit.runtime.node_counter import NodeCounter
+from labkit.runtime.running import called_from
 
 _NAMES = ("INT", "TERM", "HUP", "QUIT", "BREAK", "ALRM", "VTALRM", "PROF", "XCPU", "USR1", "USR2")
 _SIGNALS = [getattr(signal, f"SIG{name}") for name in _NAMES if hasattr(signal, f"SIG{name}")]
@@ -28,17 +29,20 @@ class InterruptGuard:
 
     Handlers of other signals run at once; what they raise aborts the step and is raised at its end,
     as is an exception that was lost in a callback of this thread. On threads other than the main
-    one signals do not arrive.
+    one signals do not arrive. Nothing is held back once the function that has the guard is over,
+    however it ended, nor in a process that another thread forked meanwhile.
     """
 
     def __init__(self, abort: AbortFlag | NodeCounter) -> None:
         self._abort = abort
         self._previous: dict[int, Any] = {}
+        self.user: FrameType | None = None
         self._holds = False
         self.pending = False
         self.lost: BaseException | None = None
 
     def __enter__(self) -> InterruptGuard:
+        self.user = sys._getframe(1)
         _watch(self)
         if threading.current_thread() is threading.main_thread():
             try:
@@ -56,6 +60,7 @@ class InterruptGuard:
     ) -> None:
         _guards.pop(threading.get_ident(), None)
         self._let_signals()
+        self.user = None
         if self.lost:
             raise self.lost
         if self.pending:
@@ -87,7 +92,7 @@ class InterruptGuard:
                 self.lost = self.lost or error
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if not self._holds:
+        if not self._holds or not called_from(self.user, sys._getframe()):
             self._previous[number](number, frame)
         elif number == signal.SIGINT:
             self.pending = True
@@ -114,7 +119,8 @@ def _watch(guard: InterruptGuard) -> None:
 
 def _on_unraisable(report: Any) -> None:
     guard = _guards.get(threading.get_ident())
-    if guard and report.exc_value is not None and "ctypes callback" in (report.err_msg or ""):
-        guard.lose(report.exc_value)
+    error = report.exc_value if "ctypes callback" in (report.err_msg or "") else None
+    if guard and error is not None and called_from(guard.user, sys._getframe()):
+        guard.lose(error)
     else:
         _report_elsewhere(report)

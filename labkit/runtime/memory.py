@@ -21,6 +21,8 @@ from labkit.errors import BudgetError, StreamingRefusedError
 PAGE = mmap.PAGESIZE
 BLOCK = 4096  # direct I/O unit that labkit relies on; the reader checks the file system's word
 
+_WIPE_ON_FORK = 18  # MADV_WIPEONFORK of madvise(2), since Linux 4.14
+
 # Python 3.13 names this flag; Linux has always had it.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform.startswith("linux") else 0)
 
@@ -52,6 +54,11 @@ class PageRange:
                 f"The system does not reserve {length / 2**20:.0f} MiB of addresses for expert "
                 f"weights: {error}. Look at vm.overcommit_memory and `ulimit -v`."
             ) from error
+        if sys.platform.startswith("linux"):
+            # A forked child finds zeros here and shares nothing: no page is copied because two
+            # processes have it, and no direct read that is under way ends in the child's copy.
+            with contextlib.suppress(OSError):
+                self._map.madvise(_WIPE_ON_FORK)
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
             # A huge page commits neighbours that perhaps nobody asked for; some kernels have none.
             with contextlib.suppress(OSError):
@@ -68,7 +75,11 @@ class PageRange:
             self._map.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def resident_bytes(self) -> int:
-        """Bytes of this range that the kernel holds in memory (mincore). Linux only."""
+        """Bytes of this range that the kernel holds in memory (mincore). Linux only.
+
+        Where something was looked at that is not there, as after a read that failed, the kernel
+        shows its one page of zeros: it counts here, though it takes no memory of its own.
+        """
         pages = ctypes.create_string_buffer(self.length // PAGE)
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.mincore(ctypes.c_void_p(self.base), ctypes.c_size_t(self.length), pages) != 0:

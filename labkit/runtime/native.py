@@ -17,6 +17,7 @@ from labkit.errors import LlamaError, OptionError, SeamError, SessionError
 from labkit.gguf_map import GGUFMap
 from labkit.runtime import ggml, llama_log
 from labkit.runtime.hook import RouterHook
+from labkit.runtime.threads import check_threads
 
 LOAD_COPY, LOAD_MMAP = 0, 1  # of `enum llama_load_mode`
 _NO_SLOT, _ABORTED = 1, 2  # what llama_decode returns
@@ -40,6 +41,7 @@ class NativeModel:
 
     Raises:
         LlamaError: with the reason from llama.cpp's log.
+        ResourceError: the system does not start so many threads.
     """
 
     def __init__(
@@ -60,14 +62,12 @@ class NativeModel:
                 raise OptionError(f"{name} is {value}; it must lie in 1 to {most}")
         if n_ubatch < 1:
             raise OptionError(f"n_ubatch is {n_ubatch}; a graph needs at least one token")
-        if ggml.loaded_by() != os.getpid():
-            raise SessionError(
-                "llama.cpp was loaded by the process that this one was forked from, and its "
-                "threads stayed there. Start processes with the method 'spawn' instead of 'fork'."
-            )
+        _check_process()
         self._llama = ggml.llama()
         ggml.self_check()
         self._hook = hook
+        threads = threads or _physical_cores()
+        check_threads(threads - 1)
         self._model: Any = None
         self._context: Any = None
         self._batch: Any = None
@@ -75,7 +75,7 @@ class NativeModel:
             self._model = self._load_model(gguf.paths[0], skip_experts, load_mode, repack)
             self.n_ctx = n_ctx or min(4096, self._llama.llama_model_n_ctx_train(self._model))
             self.n_ubatch = min(n_ubatch, self.n_ctx)
-            self._context = self._make_context(threads or _physical_cores())
+            self._context = self._make_context(threads)
             if hook:
                 hook.attach(_callback_switch(self._context, hook))
         except BaseException:
@@ -131,9 +131,11 @@ class NativeModel:
             False if the abort flag ended it; these tokens are then not in the KV cache.
 
         Raises:
-            SessionError: no room left in the context.
+            SessionError: no room left in the context, or a process that was forked from the one
+                that loaded llama.cpp: it would wait for ever for threads that stayed there.
             LlamaError: any other refusal, with the reason.
         """
+        _check_process()
         batch = self._batch
         batch.n_tokens = len(tokens)
         for index, token in enumerate(tokens):
@@ -179,16 +181,25 @@ class NativeModel:
         return self._context
 
     def close(self) -> None:
-        """Free everything that llama.cpp allocated."""
-        if self._batch is not None:
-            self._llama.llama_batch_free(self._batch)
-            self._batch = None
-        if self._context:
-            self._llama.llama_free(self._context)
-            self._context = None
-        if self._model:
-            self._llama.llama_model_free(self._model)
-            self._model = None
+        """Free everything that llama.cpp allocated. In a forked child, end its use alone."""
+        (batch, self._batch), (context, self._context) = (self._batch, None), (self._context, None)
+        model, self._model = self._model, None
+        if ggml.loaded_by() != os.getpid():
+            return
+        if batch is not None:
+            self._llama.llama_batch_free(batch)
+        if context:
+            self._llama.llama_free(context)
+        if model:
+            self._llama.llama_model_free(model)
+
+
+def _check_process() -> None:
+    if ggml.loaded_by() != os.getpid():
+        raise SessionError(
+            "llama.cpp was loaded by the process that this one was forked from, and its threads "
+            "stayed there. Start processes with the method 'spawn' instead of 'fork'."
+        )
 
 
 def scheduler_functions() -> tuple[Any, Any]:

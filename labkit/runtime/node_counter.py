@@ -37,11 +37,12 @@ class NodeCounter:
 
     Args:
         on_count: called with the index of a stop, on the thread that runs the graph, after its
-            node. What it raises is lost, and the graph ends.
+            node. What it raises ends the graph.
 
     Attributes:
         function, data: what to give llama.cpp as its abort callback.
         count: nodes computed since `begin`, where each one is counted.
+        failure: what was raised since `begin`, at any place; it ended the graph.
     """
 
     def __init__(self, on_count: Callable[[int], None]) -> None:
@@ -76,6 +77,7 @@ class NodeCounter:
         self._next = 0
         self._ending = False
         self.count = 0
+        self.failure: BaseException | None = None
 
     def end(self) -> bool:
         """Call after a graph that ran to its end: whether it had as many nodes as `stops` told."""
@@ -117,8 +119,9 @@ class NodeCounter:
             n_more = min(self._nodes_to_next(self._stops), size)
             self.count += n_more
             return n_more
-        except BaseException:
-            # As a signal handler may raise here: it would be lost in C.
+        except BaseException as error:
+            # As another thread may have it raised here: it would be lost in C.
+            self.failure = self.failure or error
             self.set()
             return 0
 

@@ -17,10 +17,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Protocol
 
-from labkit.errors import OptionError, ReadError
+from labkit.errors import OptionError, ReadError, ResourceError
 from labkit.runtime.direct_io import choose_direct_io
+from labkit.runtime.home import Home
 from labkit.runtime.memory import BLOCK, PAGE
 from labkit.runtime.scheduling import run_soon_and_briefly
+from labkit.runtime.threads import start_thread
 
 SLOW_READ_S = 5.0
 """A read that takes longer counts as one that will not end."""
@@ -117,6 +119,7 @@ class FileReader:
 
     Raises:
         ReadError: a file cannot be opened, or direct I/O was asked for and cannot be had.
+        ResourceError: the system starts no thread for a lane.
     """
 
     def __init__(
@@ -129,6 +132,7 @@ class FileReader:
     ) -> None:
         if lanes < 1:
             raise OptionError(f"lanes is {lanes}; at least one read must be able to run")
+        self._home = Home()
         self.paths = list(paths)
         self.lanes = lanes
         self.slow_read_s = slow_read_s
@@ -139,13 +143,6 @@ class FileReader:
         flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
         if self.direct_io:
             flags |= os.O_DIRECT
-        try:
-            for path in self.paths:
-                self._files.append(os.open(path, flags))
-        except OSError as error:
-            self.close()
-            raise ReadError(f"{error.filename}: cannot be opened: {error.strerror}") from error
-        self._sizes = [os.fstat(file).st_size for file in self._files]
         self._threads: list[threading.Thread] = []
         self._tokens: SimpleQueue[bool] = SimpleQueue()
         self._urgent: deque[tuple[ReadRequest, Batch]] = deque()
@@ -155,12 +152,26 @@ class FileReader:
         self._slow: dict[float, float] = {}  # by when a read began: when it was first seen as slow
         self._busy_since = 0.0
         self._busy_s = 0.0
+        try:
+            for path in self.paths:
+                self._files.append(os.open(path, flags))
+            self._sizes = [os.fstat(file).st_size for file in self._files]
+            self._start_lanes()
+        except OSError as error:
+            self.close()
+            raise ReadError(f"{error.filename}: cannot be opened: {error.strerror}") from error
+        except ResourceError:
+            self.close()
+            raise
 
     def submit(self, requests: Sequence[ReadRequest], *, urgent: bool = True) -> Batch:
-        """Start reads; those that are not urgent let the others go first."""
+        """Start reads; those that are not urgent let the others go first.
+
+        Raises:
+            SessionError: in a process that was forked from the reader's, where no lanes are.
+        """
+        self._home.check("This reader")
         batch = Batch(len(requests))
-        if requests and not self._threads:
-            self._start_lanes()
         (self._urgent if urgent else self._later).extend((request, batch) for request in requests)
         for _ in requests:
             self._tokens.put(True)
@@ -190,6 +201,7 @@ class FileReader:
 
     def drain(self, batch: Batch) -> bool:
         """Wait until a batch has ended, well or not; False if a read is stuck."""
+        self._home.check("This reader")
         while not batch.wait(self.slow_read_s / 4):
             if self.look_for_stuck():
                 return batch.done
@@ -223,10 +235,14 @@ class FileReader:
     def close(self) -> bool:
         """End the lanes and close the files. A second call does nothing.
 
+        A forked child closes its own descriptors; it has no lanes.
+
         Returns:
             False if a read is stuck: its lane and the memory it reads into must stay.
         """
-        threads, self._threads = getattr(self, "_threads", []), []
+        threads, self._threads = self._threads, []
+        if not self._home.is_here:
+            threads = []
         for _ in threads:
             self._tokens.put(False)
         for thread in threads:
@@ -239,10 +255,7 @@ class FileReader:
 
     def _start_lanes(self) -> None:
         for lane in range(self.lanes):
-            name = f"labkit-lane-{lane}"
-            thread = threading.Thread(target=self._run_lane, args=(lane,), name=name, daemon=True)
-            thread.start()
-            self._threads.append(thread)
+            self._threads.append(start_thread(f"labkit-lane-{lane}", self._run_lane, lane))
 
     def _run_lane(self, lane: int) -> None:
         # A lane works for microseconds between reads that last longer; while it waits for a

@@ -16,10 +16,9 @@ import pandas as pd
 
 from labkit.errors import SessionError
 from labkit.runtime.engine import Dense, Engine
-from labkit.runtime.gate import Gate
-from labkit.runtime.interrupt import InterruptGuard
 from labkit.runtime.overlap import OverlapChoice
 from labkit.runtime.recorder import Mark
+from labkit.runtime.stepper import Stepper
 from labkit.runtime.steps import Generation, TokenStep
 from labkit.runtime.streaming import Prefetch, Prefill
 from labkit.runtime.text import Sampler, TextStream, Tokenizer
@@ -78,7 +77,8 @@ class Session:
         reader_note: whether reads go past the page cache, and why.
 
     Raises:
-        ModelFileError, StreamingRefusedError, BudgetError, LlamaError, SeamError, ReadError.
+        ModelFileError, StreamingRefusedError, BudgetError, ResourceError, LlamaError, SeamError,
+            ReadError.
     """
 
     def __init__(
@@ -137,14 +137,12 @@ class Session:
         self.n_past = 0
         self.prefill_steps: list[TokenStep] = []
         self._model, self._recorder = self._engine.model, self._engine.recorder
-        self._abort = self._engine.hook.abort
         self.n_ctx = self._model.n_ctx
         self._tokenizer = Tokenizer(self._model, self.map.has_tokenizer)
-        self._gate = Gate()
-        self._interrupted = False
+        self._stepper = Stepper(self._engine.hook.abort)
+        self._gate = self._stepper.gate
         self._logits_ready = False
         self._turn = -1
-        self._stream_id = 0
         self._digest: Any = None
 
     @property
@@ -154,7 +152,11 @@ class Session:
 
     @property
     def resident_expert_bytes(self) -> int | None:
-        """Bytes of expert weights that the kernel holds in memory; None for a resident run."""
+        """Bytes of expert weights that the kernel holds in memory; None for a resident run.
+
+        After a ReadError up to a layer of shared zeros may count too (`PageRange.resident_bytes`).
+        """
+        self._gate.home.check("This session")
         return self._streaming.source.resident_bytes() if self._streaming else None
 
     @property
@@ -200,8 +202,9 @@ class Session:
         Raises:
             KeyboardInterrupt: Ctrl-C, the stop button, or `interrupt`. The session stays usable:
                 an interrupted prompt is forgotten, finished tokens are kept.
-            SessionError: closed, used by another thread, continued after another stream began,
-                an unknown token id, or no room in the context.
+            SessionError: closed, used by another thread or a forked process, continued after
+                another stream began, an unknown token id, or no room in the context; or in doubt
+                after an exception from elsewhere (see `Gate`).
             ReadError: expert bytes could not be read. Nothing was computed from them, and the
                 conversation stands as it was before the step.
         """
@@ -223,12 +226,7 @@ class Session:
             )
         if not tokens and not self._logits_ready:
             raise SessionError("The last step was interrupted: give a prompt to go on from.")
-        with self._gate.entered():
-            self._stream_id += 1
-            self._interrupted = False
-            self._abort.clear()
-            stream_id = self._stream_id
-        return self._run(tokens, n, stream_id, result, digest)
+        return self._run(tokens, n, self._stepper.begin_stream(), result, digest)
 
     def generate(
         self,
@@ -253,13 +251,12 @@ class Session:
 
     def interrupt(self) -> None:
         """End the running step, from any thread; its stream raises KeyboardInterrupt."""
-        self._interrupted = True
-        self._abort.set()
+        self._stepper.interrupt()
 
     def reset(self) -> None:
         """Forget the conversation and its trace; the expert cache stays warm."""
-        with self._gate.entered():
-            self._stream_id += 1
+        with self._gate:
+            self._stepper.end_streams()
             self._forget()
             self._recorder.restart()
             self._sampler.reset()
@@ -267,7 +264,7 @@ class Session:
 
     def close(self) -> None:
         """Give everything back. A running step is ended first; a second call does nothing."""
-        self._gate.close(self.interrupt, self._give_back)
+        self._stepper.close(self._give_back)
 
     def _give_back(self) -> None:
         self._sampler.close()
@@ -295,22 +292,17 @@ class Session:
     def _run(
         self, tokens: list[int], n: int, stream_id: int, result: Generation, digest: Any
     ) -> Iterator[TokenStep]:
-        with self._step(stream_id):
-            self._turn += 1
-            self._digest = digest
-            self._prefill(tokens, result)
+        self._stepper.run(stream_id, self._prefill, tokens, result, digest)
         text = TextStream(self._tokenizer)
         for _ in range(n):
-            with self._step(stream_id):
-                token = self._sampler.sample(self._model)
-                if result.ttft_s is None:
-                    result.ttft_s = time.perf_counter() - result.begin_s
-                if self._tokenizer.is_end(token):
-                    return
-                step = self._decode(token, text)
+            step = self._stepper.run(stream_id, self._next, text, result)
+            if step is None:
+                return
             yield step
 
-    def _prefill(self, tokens: list[int], result: Generation) -> None:
+    def _prefill(self, tokens: list[int], result: Generation, digest: Any) -> None:
+        self._turn += 1
+        self._digest = digest
         self.prefill_steps = []
         start, begin = self.n_past, time.perf_counter()
         mark = self._recorder.mark()
@@ -327,16 +319,24 @@ class Session:
         result.prefill_read_bytes = spent.bytes_read
         result.hits, result.misses = spent.hits, spent.misses
 
-    def _decode(self, token: int, text: TextStream) -> TokenStep:
+    def _next(self, text: TextStream, result: Generation) -> TokenStep | None:
+        """Choose a token and run it; None at the end of the text."""
+        token = self._sampler.sample(self._model)
+        if result.ttft_s is None:
+            result.ttft_s = time.perf_counter() - result.begin_s
+        if self._tokenizer.is_end(token):
+            return None
         with self._undo_on_failure(self.n_past, self._recorder.mark()):
             self._graph([token], "decode", [True])
         return self._recorder.steps([token], text)[0]
 
     def _graph(self, tokens: list[int], phase: str, outputs: list[bool], n_left: int = 0) -> None:
         """One graph, and its logits to whoever asked for them."""
-        self._engine.graph(
+        is_whole = self._engine.graph(
             tokens, self.n_past, outputs, turn=self._turn, phase=phase, n_left=n_left
         )
+        if not is_whole:
+            raise self._gate.excuse(KeyboardInterrupt())
         self.n_past += len(tokens)
         self._logits_ready = outputs[-1]
         if self.on_logits or self._digest:
@@ -344,57 +344,43 @@ class Session:
                 row = self._model.logits(int(index))
                 if self._digest:
                     self._digest.update(row.tobytes())
-                if self.on_logits:
-                    self.on_logits(row)
+                self._show(row)
+
+    def _show(self, row: np.ndarray) -> None:
+        try:
+            if self.on_logits:
+                self.on_logits(row)
+        except BaseException as error:
+            self._gate.excuse(error)
+            raise
 
     @contextlib.contextmanager
     def _undo_on_failure(self, position: int, mark: Mark) -> Iterator[None]:
         """Go back to `position` if a graph fails, so that asking again starts from there."""
         try:
             yield
-        except BaseException:
-            self._recorder.rewind(mark)
-            self._engine.forget_prompt()
-            self.prefill_steps = []
-            self._logits_ready = False
-            if self._model.rewind(position):
-                self.n_past = position
-            else:
-                self._forget()
-                self._recorder.restart()
-                warnings.warn(
-                    "This model keeps a recurrent state that cannot be cut back, so the "
-                    "conversation up to here was forgotten.",
-                    stacklevel=2,
-                )
+        except BaseException as error:
+            if self._gate.forgives(error):  # else nobody goes on from here
+                self._take_back(position, mark)
             raise
+
+    def _take_back(self, position: int, mark: Mark) -> None:
+        self._recorder.rewind(mark)
+        self._engine.forget_prompt()
+        self.prefill_steps = []
+        self._logits_ready = False
+        if self._model.rewind(position):
+            self.n_past = position
+        else:
+            self._forget()
+            self._recorder.restart()
+            warnings.warn(
+                "This model keeps a recurrent state that cannot be cut back, so the "
+                "conversation up to here was forgotten.",
+                stacklevel=2,
+            )
 
     def _forget(self) -> None:
         self._model.rewind(0)
         self.n_past = 0
         self._logits_ready = False
-
-    @contextlib.contextmanager
-    def _step(self, stream_id: int) -> Iterator[None]:
-        """One uninterruptible step of a stream; an interrupt that came meanwhile is raised after.
-
-        If `interrupt` was called, KeyboardInterrupt; for a signal, whatever its handler raises.
-        """
-        with self._gate.entered():
-            if stream_id != self._stream_id:
-                raise SessionError("Another generation began on this session; this one is over.")
-            with InterruptGuard(self._abort):
-                try:
-                    yield
-                except KeyboardInterrupt:
-                    self._check_stopped()
-                    raise
-                finally:
-                    self._abort.clear()
-            self._check_stopped()
-
-    def _check_stopped(self) -> None:
-        if self._gate.closing:
-            raise SessionError("This session was closed in another thread while it was at work.")
-        if self._interrupted:
-            raise KeyboardInterrupt

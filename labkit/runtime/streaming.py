@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from labkit.errors import BudgetError, OptionError, SessionError
+from labkit.errors import BudgetError, LabkitError, OptionError, ResourceError, SessionError
 from labkit.gguf_map import GGUFMap
 from labkit.policy import make_policy
 from labkit.policy.base import Entry
@@ -47,7 +47,7 @@ class Streaming:
         lookahead: what foretells choices; None without prefetch.
 
     Raises:
-        OptionError, ReadError, BudgetError.
+        OptionError, ReadError, BudgetError, ResourceError.
     """
 
     def __init__(
@@ -165,7 +165,19 @@ class Streaming:
             self._memory.watch(watched)
 
     def fetch(self, layer: int, experts: np.ndarray) -> Sequence[Entry]:
-        """A layer has chosen; returns when it may compute. Entries that had to be read."""
+        """A layer has chosen; returns when it may compute. Entries that had to be read.
+
+        What is raised but no error of labkit may have come between two lines that belong together.
+        """
+        try:
+            return self._fetch(layer, experts)
+        except LabkitError:
+            raise
+        except BaseException:
+            self._memory.let_sleepers_go()
+            raise
+
+    def _fetch(self, layer: int, experts: np.ndarray) -> Sequence[Entry]:
         if self._hot_list:
             self._hot_list.note(layer, experts)
         if self._path == "layers":
@@ -237,10 +249,16 @@ class Streaming:
 
 
 def _make_memory(gguf: GGUFMap, with_userfault: bool, holds_all: bool) -> ExpertMemory:
-    userfault = UserFault() if with_userfault else None
-    try:
-        return ExpertMemory(gguf, userfault, huge=holds_all and not with_userfault)
-    except BaseException:
-        if userfault:
-            userfault.close()
-        raise
+    with contextlib.ExitStack() as undo:
+        try:
+            userfault = UserFault() if with_userfault else None
+            if userfault:
+                undo.callback(userfault.close)
+            memory = ExpertMemory(gguf, userfault, huge=holds_all and not with_userfault)
+        except OSError as error:
+            raise ResourceError(
+                f"The system does not let compute sleep on memory: {error}. Look at `ulimit -n` "
+                "and vm.max_map_count, or open the model with overlap='pipeline'."
+            ) from error
+        undo.pop_all()
+    return memory
