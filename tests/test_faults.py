@@ -99,8 +99,8 @@ def test_a_read_ahead_that_fails_leaves_no_zeros_to_its_neighbours(
             patch.setattr(FileReader, "_read_one", fail_last)
             patch.setattr(ExpertMemory, "give_up", tell)
             streaming.source.preload([(layer, last - 1), (layer, last)])
-            for pending in streaming.source._ahead:
-                assert streaming.reader.drain(pending.batch)
+            for ahead in streaming.source._ahead.under_way:
+                assert streaming.reader.drain(ahead.batch)
         with pytest.raises(ReadError, match=EXPERT):
             session.generate(TEXT, 6)
         again = session.generate(TEXT, 6, hash_logits=True)
@@ -135,6 +135,35 @@ def test_a_read_ahead_that_fails_in_part_is_a_read_error(
             source.prefetch(layer, unread[:1], ())
             with pytest.raises(ReadError, match=EXPERT):
                 list(stream)
+        session.reset()
+        assert session.generate(TEXT, 6, hash_logits=True).logits_sha256 == expected
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_a_read_ahead_that_fails_between_two_steps_is_told_once_by_the_next(
+    model: Path, overlap: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(reader: FileReader, request: Any) -> int:
+        raise OSError("broken")
+
+    with Session(model, cache_mib=20, overlap=overlap, trial=False) as session:
+        streaming = session._engine.streaming
+        assert streaming is not None
+        expected = session.generate(TEXT, 6, hash_logits=True).logits_sha256
+        session.reset()
+        source, layer = streaming.source, session.map.moe_layers[-1]
+        unread = [e for e in range(session.map.n_expert) if (layer, e) not in source.policy]
+        session.generate(TEXT, 2)
+        n_past, rows = session.n_past, len(session.trace.table)
+        with monkeypatch.context() as patch:
+            patch.setattr(FileReader, "_read_one", fail)
+            source.prefetch(layer, unread[:1], ())
+            for ahead in source._ahead.under_way:
+                assert streaming.reader.drain(ahead.batch)
+        # The disk works again, and this step may need the entry or not.
+        with pytest.raises(ReadError, match=rf"expert {unread[0]} in layer {layer} .*no layer had"):
+            session.generate([], 1)
+        assert (session.n_past, len(session.trace.table)) == (n_past, rows)
         session.reset()
         assert session.generate(TEXT, 6, hash_logits=True).logits_sha256 == expected
 

@@ -137,6 +137,10 @@ class ExpertMemory:
                     found += [landing(self, part, e).request() for at, e in wanted if at == layer]
         return found
 
+    def withdraw(self, requests: Iterable[ReadRequest]) -> None:
+        """Reads that will not be done: nobody waits for what they would have brought."""
+        self.landings.difference_update(request.target for request in requests)
+
     def evict(self, gone: Iterable[Entry], wanted: Iterable[Entry]) -> None:
         """Entries `gone` are not needed any more; the reads of `wanted`, to come, take pages.
 

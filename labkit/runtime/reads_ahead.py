@@ -2,6 +2,10 @@
 
 An entry that was read ahead is *met* when its layer uses it. Until then its read may be taken back,
 if no lane has begun it, and its place may be wanted for another entry.
+
+A read that fails unmet is told once, by the first step that accounts for it, be it one that never
+needs the entry: a disk that fails is news that must not wait for a layer to ask again. The error
+names the entry, and says that nobody had asked for it.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from labkit.errors import ReadError
 from labkit.policy.base import Entry
 from labkit.runtime.expert_memory import ExpertMemory
 from labkit.runtime.reader import Batch, FileReader, ReadRequest
@@ -23,6 +28,15 @@ class ReadAhead:
     batch: Batch
     is_guess: bool  # taken back if its layer chooses otherwise
     is_met: bool = False
+
+    def failure(self, error: ReadError) -> ReadError:
+        """`error`, with which the read ended, for the step that tells it."""
+        if self.is_met:
+            return error
+        return ReadError(
+            f"{error} It was read ahead of need, since this step or an earlier one, and no layer "
+            "had asked for it."
+        )
 
 
 class ReadsAhead:

@@ -206,7 +206,8 @@ class Session:
                 another stream began, an unknown token id, or no room in the context; or in doubt
                 after an exception from elsewhere (see `Gate`).
             ReadError: expert bytes could not be read. Nothing was computed from them, and the
-                conversation stands as it was before the step.
+                conversation stands as it was before the step. A read ahead of need that failed is
+                told once, by the next step that runs; asked for again, that step goes on.
         """
         return self._begin(self._encode(prompt), n, Generation(), None)
 

@@ -12,18 +12,17 @@ from labkit.gguf_map import GGUFMap
 from labkit.policy import CachePolicy
 from labkit.policy.base import Entry, Lookup
 from labkit.runtime.expert_memory import ExpertMemory
-from labkit.runtime.reader import Batch, FileReader, ReadRequest
+from labkit.runtime.reader import Batch, FileReader
+from labkit.runtime.reads_ahead import ReadAhead, ReadsAhead
 from labkit.runtime.totals import Totals
 
 Overlap = Literal["serial", "pipeline", "userfaultfd"]
 
 
 @dataclass(slots=True)
-class _Pending:
+class _Asked:
     batch: Batch
     entries: list[Entry]
-    requests: Sequence[ReadRequest] = ()  # of one entry ahead of need
-    is_guess: bool = False  # withdrawn if its layer chooses otherwise
 
 
 class ExpertStreamSource:
@@ -57,10 +56,9 @@ class ExpertStreamSource:
         self._reader = reader
         self._n_expert = gguf.n_expert
         self._entry_bytes = {layer: gguf.entry_bytes(layer) for layer in gguf.moe_layers}
-        self._asked: list[_Pending] = []
-        self._ahead: list[_Pending] = []
-        self._unmet: dict[Entry, _Pending] = {}
-        self._needed: list[_Pending] = []
+        self._asked: list[_Asked] = []
+        self._ahead = ReadsAhead(reader, memory)
+        self._needed: list[ReadAhead] = []  # that a layer has met
         self._found: dict[int, set[int]] = {}  # by layer, experts seen since anything went
         self._uses: list[tuple[int, Collection[int]]] = []  # that the policy has not heard of
         self._busy_s = 0.0
@@ -72,7 +70,7 @@ class ExpertStreamSource:
         anything. False where that would not do, though all may be there: `request` then knows.
         """
         found = self._found.get(layer)
-        if found is None or self._asked or self._ahead or self._unmet:
+        if found is None or self._asked or self._ahead:
             return False
         if not found.issuperset(experts):
             return False
@@ -89,14 +87,16 @@ class ExpertStreamSource:
         self._collect(0)
         waited_s = self.totals.wait_s
         if self._ahead:
-            self._withdraw(layer, experts)
+            self._take_back_wrong(layer, experts)
         if self._uses:
             self._tell_uses()
         lookup = self.policy.request(layer, experts, self._entry_bytes[layer])
         self.totals.hits += len(lookup.hits)
         self.totals.misses += len(lookup.misses)
-        if self._unmet:
-            self._meet(lookup.hits)
+        if self._ahead:
+            met = self._ahead.meet(lookup.hits)
+            self.totals.prefetch_hits += len(met)
+            self._needed += met
         self._make_way(lookup)
         if lookup.misses:
             self._read(layer, lookup.misses)
@@ -112,8 +112,8 @@ class ExpertStreamSource:
         needed, self._needed = self._needed, []
         if self.overlap == "userfaultfd":
             return
-        for pending in needed:
-            self._finish(pending)
+        for read in needed:
+            self._finish(read.batch)
         if lookup.misses:
             self._collect(1 if self._splits(layer) else 0)
 
@@ -136,7 +136,7 @@ class ExpertStreamSource:
             lookup = self.policy.admit(wanted, self._entry_bytes[layer], keep)
             self._make_way(lookup)
             for entry in lookup.misses:
-                self._read_ahead(entry, is_guess=True)
+                self._ahead.begin(entry, is_guess=True)
         self.totals.manage_s += time.perf_counter() - begin
 
     def preload(self, entries: Sequence[Entry]) -> None:
@@ -155,44 +155,24 @@ class ExpertStreamSource:
             self.policy.admit([entry], self._entry_bytes[entry[0]])
         self.memory.evict((), fitting)
         for entry in sorted(fitting):
-            self._read_ahead(entry, is_guess=False)
+            self._ahead.begin(entry, is_guess=False)
 
-    def _read_ahead(self, entry: Entry, *, is_guess: bool) -> None:
-        requests = self.memory.requests([entry])
-        batch = self._reader.submit(requests, urgent=False)
-        pending = _Pending(batch, [entry], requests, is_guess)
-        self._ahead.append(pending)
-        self._unmet[entry] = pending
-
-    def _withdraw(self, layer: int, experts: Collection[int]) -> None:
-        """Take back wrong guesses for `layer`, which chose `experts`, that no lane has begun."""
-        gone: list[Entry] = []
-        for pending in [p for p in self._ahead if p.is_guess]:
-            entry = pending.entries[0]
-            if entry[0] == layer and entry[1] not in experts and self._take_back(pending):
+    def _take_back_wrong(self, layer: int, experts: Collection[int]) -> None:
+        if gone := self._ahead.take_back_wrong(layer, experts):
+            for entry in gone:
                 self.policy.discard(entry)
-                gone.append(entry)
-        self._evict(gone)
-
-    def _take_back(self, pending: _Pending) -> bool:
-        if not self._reader.withdraw(pending.batch):
-            return False
-        self.memory.landings.difference_update(request.target for request in pending.requests)
-        self._ahead.remove(pending)
-        self._unmet.pop(pending.entries[0], None)
-        return True
+            self._evict(gone)
 
     def stop_reading_ahead(self) -> None:
         """Take back every read ahead that no lane has begun; nothing is computed any more."""
-        for pending in list(self._ahead):
-            self._take_back(pending)
+        self._ahead.take_back_all()
 
     def make_room(self, budget_bytes: int) -> None:
         """Drop what the policy would drop first until at most so many bytes are resident."""
         self.finish_reads()
         self._tell_uses()
         while self.policy.resident_bytes > budget_bytes and (entry := self.policy.evict()):
-            self._unmet.pop(entry, None)
+            self._ahead.forget([entry])
             self._evict([entry])
         self.memory.trim()
 
@@ -217,30 +197,20 @@ class ExpertStreamSource:
     def finish_reads(self) -> None:
         """Wait for all reads, those ahead of need as well. Raises ReadError."""
         self._collect(0)
-        while self._ahead:
-            self._finish(self._ahead[0])
+        while reads := self._ahead.under_way:
+            self._finish(reads[0].batch)
             self._sweep()
 
     def resident_bytes(self) -> int:
         """Bytes of expert memory that the kernel holds for this source (not our own sum)."""
         return self.memory.resident_bytes()
 
-    def _meet(self, hits: Collection[Entry]) -> None:
-        """Entries that are used were read ahead, or are being read: now their reads are urgent."""
-        for entry in hits:
-            if pending := self._unmet.pop(entry, None):
-                self.totals.prefetch_hits += 1
-                if self._reader.withdraw(pending.batch):
-                    pending.batch = self._reader.submit(pending.requests)
-                self._needed.append(pending)
-
     def _make_way(self, lookup: Lookup) -> None:
         """Take the pages of what goes, once no read ahead of need is under way into them."""
         try:
-            for entry in lookup.evicted if self._unmet else ():
-                pending = self._unmet.pop(entry, None)
-                if pending and not self._take_back(pending):
-                    self._finish(pending)
+            for entry in lookup.evicted if self._ahead else ():
+                if read := self._ahead.lose(entry):
+                    self._finish(read.batch)
         except ReadError:
             for entry in lookup.misses:
                 self.policy.discard(entry)
@@ -272,32 +242,35 @@ class ExpertStreamSource:
         if self._splits(layer):
             for down in (False, True):
                 requests = self.memory.requests(entries, down=down)
-                self._asked.append(_Pending(self._reader.submit(requests), entries))
+                self._asked.append(_Asked(self._reader.submit(requests), entries))
         else:
             batch = self._reader.submit(self.memory.requests(entries))
-            self._asked.append(_Pending(batch, entries))
+            self._asked.append(_Asked(batch, entries))
 
     def _collect(self, n_left: int) -> None:
         """Wait for the reads that compute asked for; with userfaultfd it did so by itself."""
         self._sweep()
         while len(self._asked) > n_left:
-            self._finish(self._asked[0])
+            self._finish(self._asked[0].batch)
             self.totals.bytes_read += self._asked.pop(0).batch.bytes_read
 
     def _sweep(self) -> None:
         """Account for reads ahead that have ended. Raises ReadError, of one that failed."""
         if not self._ahead:
             return
-        for pending in [p for p in self._ahead if p.batch.done or p.batch.error]:
-            self._finish(pending)
-            self._ahead.remove(pending)
-            self.totals.bytes_read += pending.batch.bytes_read
-            self.totals.prefetch_bytes += pending.batch.bytes_read
+        for read in self._ahead.ended():
+            try:
+                self._finish(read.batch)
+            except ReadError as error:
+                raise read.failure(error) from error.__cause__
+            self._ahead.account(read)
+            self.totals.bytes_read += read.batch.bytes_read
+            self.totals.prefetch_bytes += read.batch.bytes_read
 
-    def _finish(self, pending: _Pending) -> None:
+    def _finish(self, batch: Batch) -> None:
         begin = time.perf_counter()
         try:
-            self._reader.finish(pending.batch)
+            self._reader.finish(batch)
         except ReadError:
             self._forget_reads()
             raise
@@ -306,14 +279,15 @@ class ExpertStreamSource:
 
     def _forget_reads(self) -> None:
         """After a failure: nothing that was being read counts as resident."""
-        pendings = [*self._asked, *self._ahead]
-        self._asked, self._ahead, self._unmet, self._needed = [], [], {}, []
-        for pending in pendings:
-            if not self._reader.drain(pending.batch):
+        reads = [(asked.batch, asked.entries) for asked in self._asked]
+        reads += [(read.batch, [read.entry]) for read in self._ahead.forget_all()]
+        self._asked, self._needed = [], []
+        for batch, entries in reads:
+            if not self._reader.drain(batch):
                 return  # nothing is computed any more, so nothing that is forgotten matters
-            for entry in pending.entries:
+            for entry in entries:
                 self.policy.discard(entry)
-            self._evict(pending.entries)
+            self._evict(entries)
         self._forget_orphans()
 
     def _forget_orphans(self) -> set[int]:
@@ -321,7 +295,8 @@ class ExpertStreamSource:
         layers = self.memory.forget_orphans()
         for layer in layers:
             self._found.clear()
-            for expert in range(self._n_expert):
-                self.policy.discard((layer, expert))
-                self._unmet.pop((layer, expert), None)
+            entries = [(layer, expert) for expert in range(self._n_expert)]
+            for entry in entries:
+                self.policy.discard(entry)
+            self._ahead.forget(entries)
         return layers
