@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import resource
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import pytest
 from broken_files import WORDS, broken, needs_linux
 
 from labkit import bundled, host
-from labkit.errors import ReadError, ResourceError
+from labkit.errors import LabkitError, ReadError, ResourceError
 from labkit.runtime import Session
 from labkit.runtime.expert_memory import ExpertMemory
 from labkit.runtime.reader import FileReader
@@ -307,6 +308,30 @@ def test_threads_that_are_refused_are_an_error_that_leaves_nothing(
         assert descriptors_and_threads() == before
     left[0] = n_threads
     attempt()
+
+
+@needs_linux
+def test_descriptors_that_are_refused_are_an_error_that_leaves_nothing(model: Path) -> None:
+    def attempt() -> None:
+        with Session(model, cache_mib=5, overlap=OVERLAPS[-1], trial=False) as session:
+            session.generate(TEXT, 2)
+
+    attempt()
+    before = descriptors_and_threads()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    outcomes = []
+    for extra in range(12):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] + extra, hard))
+        try:
+            attempt()
+            outcomes.append("ran")
+        except LabkitError as error:
+            outcomes.append(type(error).__name__)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert descriptors_and_threads() == before
+    assert outcomes[0] != "ran"
+    assert outcomes[-1] == "ran"
 
 
 def descriptors_and_threads() -> tuple[int, int]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from labkit.errors import SessionError
+from labkit.errors import ResourceError, SessionError
 from labkit.runtime.engine import Dense, Engine
 from labkit.runtime.overlap import OverlapChoice
 from labkit.runtime.recorder import Mark
@@ -125,6 +125,11 @@ class Session:
                 n_ubatch=n_ubatch,
                 trial=trial,
             )
+        except OSError as error:
+            self._sampler.close()
+            raise ResourceError(
+                f"{path}: the system refuses what opening it takes: {error}. Look at `ulimit -n`."
+            ) from error
         except BaseException:
             self._sampler.close()
             raise
