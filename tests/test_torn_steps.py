@@ -7,6 +7,7 @@ done, stands for one that came there.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import random
 import signal
@@ -109,6 +110,25 @@ def test_a_step_that_is_torn_out_of_its_work(
                     session.generate(TEXT, 40)
             what = f"{owner.__name__}.{name}, {'before' if before else 'after'}"
             assert right_or_refused(session) in ("refused", expected), what
+
+
+def test_ctrl_c_between_the_steps_leaves_a_session_usable(
+    model: Path, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Session(model, cache_mib=0.7, trial=False) as session:
+        for owner, name in ((Recorder, "restart"), (AbortFlag, "clear"), (NodeCounter, "clear")):
+            with monkeypatch.context() as patch:
+                call = getattr(owner, name)
+
+                def interrupted(self: Any, call: Any = call) -> None:
+                    signal.raise_signal(signal.SIGINT)
+                    call(self)
+
+                patch.setattr(owner, name, interrupted)
+                for use in (session.reset, lambda: session.stream(TEXT)):
+                    with contextlib.suppress(KeyboardInterrupt):
+                        use()
+            assert right_or_refused(session) == expected
 
 
 def test_a_prompt_by_layers_that_is_torn_out_of_its_work(

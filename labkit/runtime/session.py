@@ -261,12 +261,7 @@ class Session:
 
     def reset(self) -> None:
         """Forget the conversation and its trace; the expert cache stays warm."""
-        with self._gate:
-            self._stepper.end_streams()
-            self._forget()
-            self._recorder.restart()
-            self._sampler.reset()
-            self._turn = -1
+        self._stepper.end_streams(self._start_anew)
 
     def close(self) -> None:
         """Give everything back. A running step is ended first; a second call does nothing."""
@@ -385,6 +380,12 @@ class Session:
                 "conversation up to here was forgotten.",
                 stacklevel=2,
             )
+
+    def _start_anew(self) -> None:
+        self._forget()
+        self._recorder.restart()
+        self._sampler.reset()
+        self._turn = -1
 
     def _forget(self) -> None:
         self._model.rewind(0)

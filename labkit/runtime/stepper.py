@@ -32,15 +32,17 @@ class Stepper:
 
     def begin_stream(self) -> int:
         """A new stream; older ones are over, and so are interrupts that nobody waited for."""
-        with self.gate:
-            self.end_streams()
+        with InterruptGuard(self._abort), self.gate:
+            self._stream_id += 1
             self._interrupted = False
             self._abort.clear()
             return self._stream_id
 
-    def end_streams(self) -> None:
-        """No stream goes on that began before. Inside the gate only."""
-        self._stream_id += 1
+    def end_streams(self, work: Callable[[], object]) -> None:
+        """`work`, after which no stream goes on that began before."""
+        with InterruptGuard(self._abort), self.gate:
+            self._stream_id += 1
+            work()
 
     def run(self, stream_id: int, work: Callable[..., Result], *arguments: Any) -> Result:
         """`work(*arguments)` as one step; an interrupt that came meanwhile is raised after it.
