@@ -86,8 +86,8 @@ class ExpertStreamSource:
         begin = time.perf_counter()
         self._collect(0)
         waited_s = self.totals.wait_s
-        if self._ahead:
-            self._take_back_wrong(layer, experts)
+        if self._ahead and (wrong := self._ahead.take_back_wrong(layer, experts)):
+            self._drop(wrong)
         if self._uses:
             self._tell_uses()
         lookup = self.policy.request(layer, experts, self._entry_bytes[layer])
@@ -157,12 +157,6 @@ class ExpertStreamSource:
         for entry in sorted(fitting):
             self._ahead.begin(entry, is_guess=False)
 
-    def _take_back_wrong(self, layer: int, experts: Collection[int]) -> None:
-        if gone := self._ahead.take_back_wrong(layer, experts):
-            for entry in gone:
-                self.policy.discard(entry)
-            self._evict(gone)
-
     def stop_reading_ahead(self) -> None:
         """Take back every read ahead that no lane has begun; nothing is computed any more."""
         self._ahead.take_back_all()
@@ -225,6 +219,12 @@ class ExpertStreamSource:
             self._found.clear()
         self.memory.evict(gone, wanted)
 
+    def _drop(self, entries: Sequence[Entry]) -> None:
+        """What was to be read will not come."""
+        for entry in entries:
+            self.policy.discard(entry)
+        self._evict(entries)
+
     def _tell_uses(self) -> None:
         """Tell the policy of the uses that `has_all` answered."""
         if self._uses:
@@ -285,9 +285,7 @@ class ExpertStreamSource:
         for batch, entries in reads:
             if not self._reader.drain(batch):
                 return  # nothing is computed any more, so nothing that is forgotten matters
-            for entry in entries:
-                self.policy.discard(entry)
-            self._evict(entries)
+            self._drop(entries)
         self._forget_orphans()
 
     def _forget_orphans(self) -> set[int]:
