@@ -11,10 +11,11 @@ import nbformat
 import numpy as np
 import pandas as pd
 import pytest
+import vl_convert
 from PIL import Image
 
 from labkit import charts
-from labkit.charts import renderer, theme
+from labkit.charts import dark, renderer, theme
 
 
 def heat_table(layers: int, experts: int) -> pd.DataFrame:
@@ -109,6 +110,42 @@ def contrast(one: str, other: str) -> float:
 
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
+
+
+def test_an_interactive_chart_is_dark_on_a_dark_page_and_its_words_stay_readable() -> None:
+    vega_dark = {"background": dark.DARK_CARD, "title": {"color": "white"}}
+    spec = bundle_of(charts.expert_load(random_routing(), 16))[renderer.VEGALITE_MIME]
+    for config, ink in (({}, charts.INK), (vega_dark, dark.ON_DARK[charts.INK])):
+        raw = vl_convert.vegalite_to_png(spec, vl_version="5.8", config=config)
+        seen = Image.open(io.BytesIO(raw)).convert("RGB")
+        card = hex_at(seen, 2, 2)
+        assert card == config.get("background", "#ffffff")
+        assert ink.lower() in colours(seen)  # the title, drawn on that card
+        assert contrast(ink, card) >= 4.5
+    for light, on_dark in dark.ON_DARK.items():
+        if light not in (charts.GRID, theme.CARD, *charts.SEQUENTIAL):
+            assert contrast(on_dark, dark.DARK_CARD) >= 3, light
+    for colour in charts.CATEGORICAL:
+        assert contrast(dark.ON_DARK.get(colour, colour), dark.DARK_CARD) >= 3
+
+
+def test_a_chart_that_chose_its_background_keeps_its_colours_and_data_keep_their_words() -> None:
+    table = pd.DataFrame({"word": [charts.INK], "n": [1]})
+    chart = alt.Chart(table).mark_bar(color=charts.INK).encode(x="n:Q", y="word:N")
+    drawn = bundle_of(chart.properties(background="#102030"))[renderer.VEGALITE_MIME]
+    assert drawn["mark"]["color"] == charts.INK
+    drawn = bundle_of(chart)[renderer.VEGALITE_MIME]
+    assert "luminance(background)" in drawn["mark"]["color"]["expr"]
+    assert list(drawn["datasets"].values()) == [table.to_dict("records")]
+
+
+def hex_at(image: Image.Image, x: int, y: int) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*np.asarray(image)[y, x])
+
+
+def colours(image: Image.Image) -> set[str]:
+    pixels = np.unique(np.asarray(image).reshape(-1, 3), axis=0)
+    return {"#{:02x}{:02x}{:02x}".format(*pixel) for pixel in pixels}
 
 
 def test_long_titles_wrap() -> None:

@@ -6,7 +6,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from labkit.charts.theme import CATEGORICAL, FAINT_INK, INK, title
+from labkit.charts.theme import CARD, CATEGORICAL, FAINT_INK, INK, title
 from labkit.sheet import CACHE_KINDS, PARTS, MemoryLedger
 from labkit.sheet.ledger import RESIDENT, STREAMED, TOO_LARGE
 
@@ -182,7 +182,7 @@ def which_fits(table: pd.DataFrame, bits: float = 4) -> alt.LayerChart | alt.Fac
             ],
         )
     )
-    cells = base.mark_rect(stroke="white", strokeWidth=2).encode(
+    cells = base.mark_rect(stroke=CARD, strokeWidth=2).encode(
         color=alt.Color(
             "verdict:N",
             title=None,
@@ -190,7 +190,8 @@ def which_fits(table: pd.DataFrame, bits: float = 4) -> alt.LayerChart | alt.Fac
             scale=alt.Scale(domain=verdicts, range=["#009E73", "#F0C36B", "#B9C2CD"]),
         )
     )
-    words = base.mark_text(fontSize=11.5, color=INK).encode(
+    # black also on a dark page: the cells are light there as well
+    words = base.mark_text(fontSize=11.5, color="black").encode(
         text=alt.Text("need_pct:Q", format=",.0f")
     )
     return alt.layer(cells, words).add_params(chosen).properties(title=_title(finding, detail))

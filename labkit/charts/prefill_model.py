@@ -7,7 +7,7 @@ import math
 import altair as alt
 import pandas as pd
 
-from labkit.charts.theme import CATEGORICAL, FAINT_INK, title
+from labkit.charts.theme import CARD, CATEGORICAL, FAINT_INK, title
 from labkit.device.pipeline import (
     BARRIER,
     COMPUTE,
@@ -76,7 +76,7 @@ def timeline(
     works = [work for work in _WORK_COLOURS if work in set(table["work"])]
     return (
         alt.Chart(table, width=_WIDTH, height=alt.Step(46))
-        .mark_bar(stroke="#FCFCFD", strokeWidth=0.6)
+        .mark_bar(stroke=CARD, strokeWidth=0.6)
         .encode(
             x=alt.X("start_s:Q", title="seconds", scale=alt.Scale(domain=[0, end], nice=False)),
             x2="end_s:Q",

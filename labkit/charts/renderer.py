@@ -3,7 +3,8 @@
 JupyterLab and VS Code bring a Vega-Lite 5 of their own and draw the first; a notebook converted to
 HTML, a code host's preview or a site without scripts shows the second. Nothing is loaded from a
 network. Altair writes Vega-Lite 6; the charts of labkit keep to what version 5.6 knows, and the
-picture is drawn by a version 5 as well, so that both show the same.
+picture is drawn by a version 5 as well, so that both show the same. The interactive chart follows a
+dark page; the picture cannot, and brings its light card along.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import altair as alt
 import pandas as pd
 import vl_convert
 from PIL import Image
+
+from labkit.charts.dark import follow_background
 
 VEGALITE_MIME = "application/vnd.vegalite.v5+json"
 SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
@@ -80,7 +83,8 @@ def bundle(spec: dict[str, Any], **_: Any) -> tuple[dict[str, Any], dict[str, An
     """Altair renderer: a mime bundle of Vega-Lite 5 JSON and a PNG, and its metadata."""
     picture, facts = still(spec)
     words = f"<chart: {facts['alt']}>"
-    data = {VEGALITE_MIME: vegalite5(spec), "image/png": picture, "text/plain": words}
+    drawn = vegalite5(follow_background(spec))
+    data = {VEGALITE_MIME: drawn, "image/png": picture, "text/plain": words}
     return data, {"image/png": facts}
 
 

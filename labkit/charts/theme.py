@@ -1,8 +1,9 @@
 """How labkit's charts look: one Altair theme, colour-blind-safe palettes, and titles that wrap.
 
-A chart sits on its own light card with dark text, in the notebook's light and dark theme alike and
-in a picture on a page without scripts: a transparent chart would need one text colour for both,
-and none is readable on both from the back of a classroom.
+A chart sits on a card of its own: a transparent one would need one text colour for light and dark
+pages, and none is readable on both from the back of a classroom. The colours here are those of the
+light card, which a picture always has; `labkit.charts.dark` has what an interactive chart makes of
+them on a dark page.
 """
 
 from __future__ import annotations
