@@ -205,6 +205,8 @@ def test_selecting_an_expert_shows_the_tokens_that_chose_it(opened: Opened) -> N
     assert [int(n) for n in marked.evaluate_all("all => all.map((e) => e.dataset.token)")] == chose
     detail = opened.part("detail").inner_text()
     assert f"Layer {opened.layers[row]}, expert {expert}" in detail
+    n_tokens = len(opened.steps)
+    assert f"Token {n_tokens} of {n_tokens}," in opened.part("at").inner_text()
     assert f"chosen by {len(chose)} of {len(opened.steps)} tokens" in detail
 
     opened.part("map").press("Escape")
@@ -252,8 +254,18 @@ def test_play_with_a_prompt_of_the_picker(opened: Opened) -> None:
         arg=prompt,
     )
     assert "12 tokens generated" in opened.part("message").inner_text()
+    assert opened.part("at").evaluate("(e) => e.scrollWidth <= e.clientWidth")  # not cut
     assert opened.page.locator(".lk-live .lk-token:not(.lk-of-prompt)").count() == 12
     assert int(opened.state("drawn")) > drawn
+
+
+def test_a_count_that_makes_no_sense_is_not_put_right_in_silence(opened: Opened) -> None:
+    opened.part("count").fill("99999")
+    opened.part("play").click()
+    opened.wait_for("d.state === 'error'")
+    assert "from 1 to 4096; '99999'" in opened.part("message").inner_text()
+    assert opened.part("count").input_value() == "99999"
+    opened.part("count").fill("12")
 
 
 def test_stop_ends_a_run_and_play_works_again(opened: Opened) -> None:

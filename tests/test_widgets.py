@@ -158,6 +158,20 @@ def test_a_run_shows_text_and_figures_and_fills_the_table(make_live) -> None:
     assert session.resets == 1
 
 
+@pytest.mark.parametrize("text", ["0", "-3", "99999", "2.5", "many", ""])
+def test_a_count_that_makes_no_sense_is_refused_with_words_each_time(make_live, text: str) -> None:
+    live = make_live(FakeSession())
+    said = []
+    live.observe(lambda change: said.append(change["new"]["message"]), "status")
+    for _ in range(2):
+        live._take_message(live, {"type": "play", "prompt": "a b", "tokens": text}, [])
+    assert live.status["state"] == "error"
+    assert [message for message in said if message] == [live.status["message"]] * 2
+    assert "whole number from 1 to 4096" in live.status["message"]
+    assert text in live.status["message"]
+    assert not live.steps
+
+
 def test_play_from_the_page_and_stop_from_the_page(make_live) -> None:
     live = make_live(FakeSession(pause_s=0.01))
     seen = threading.Event()

@@ -4,7 +4,7 @@ const TEMPLATE = `
   <div class="lk-controls">
     <label>Domain<select class="lk-domain"></select></label>
     <label>Prompt<select class="lk-pick"></select></label>
-    <label>Tokens<input class="lk-count" type="number" min="1" max="4096" step="1"></label>
+    <label>Tokens<input class="lk-count" type="number" min="1" step="1"></label>
     <button class="lk-play" type="button"><span aria-hidden="true">&#9654;</span> Play</button>
     <button class="lk-stop" type="button"><span aria-hidden="true">&#9632;</span> Stop</button>
     <span class="lk-message" role="status"></span>

@@ -47,6 +47,7 @@ class View {
     const domains = Object.keys(this.facts.prompts);
     this.part("domain").replaceChildren(...domains.map((domain) => new Option(domain, domain)));
     this.part("count").value = this.facts.tokens;
+    this.part("count").max = this.facts.most_tokens;
     this.fillPrompts();
     this.showPrompt();
   }
@@ -93,7 +94,7 @@ class View {
     on("play", "click", () => {
       this.selected = null;
       this.following = true;
-      const tokens = Math.max(1, Math.min(4096, Number(this.part("count").value) || 1));
+      const tokens = this.part("count").value; // as it was written: the kernel says what is wrong
       const prompt = this.part("prompt-box").value;
       this.ask({ type: "play", prompt, tokens }, "Waiting for the kernel."); // it may be at other cells
     });
@@ -312,7 +313,7 @@ class View {
       return;
     }
     this.text.markCursor(this.cursor, this.following);
-    const words = `Token ${this.cursor} of ${last}, ${token.prompt ? "prompt" : "generated"}: ${quoted(token.text)}`;
+    const words = `Token ${this.cursor + 1} of ${last + 1}, ${token.prompt ? "prompt" : "generated"}: ${quoted(token.text)}`;
     this.part("at").textContent = words;
     const silent = this.facts.layers.filter((_, row) => !this.store.routed(token, row));
     const more = silent.length ? `; layer ${silent.join(", ")} routes only the last token of a prompt` : "";
@@ -341,7 +342,8 @@ class View {
     const words = top.map(([text, n]) => (n > 1 ? `${quoted(text)} × ${n}` : quoted(text))).join("   ");
     const strong = document.createElement("strong");
     strong.textContent = `Layer ${this.facts.layers[cell.row]}, expert ${cell.expert}`;
-    const rest = ` chosen by ${chosen.length} of ${routed} tokens (${share.toFixed(0)} %; fair share ${fair.toFixed(0)} %). `;
+    const all = routed === this.store.tokens.length ? "tokens" : "tokens that this layer routed";
+    const rest = ` chosen by ${chosen.length} of ${routed} ${all} (${share.toFixed(0)} %; fair share ${fair.toFixed(0)} %). `;
     box.replaceChildren(strong, rest, words);
   }
 }

@@ -14,7 +14,7 @@ import traitlets
 from IPython.display import display
 
 from labkit import charts
-from labkit.errors import LabkitError, NotMoEError
+from labkit.errors import LabkitError, NotMoEError, OptionError
 from labkit.widgets import player as players
 from labkit.widgets.frames import Decoded, Shape, encode, missed, routing_bits
 from labkit.widgets.front_end import draws_widgets
@@ -47,6 +47,18 @@ def budget_words(session: Session) -> str:
     if session.cache_bytes == 0:
         return f"off (experts {whole:.3g} MiB)"
     return f"{session.cache_bytes / _MIB:.3g} of {whole:.3g} MiB"
+
+
+def _count(text: str) -> int:
+    """The number of tokens that the page's field asks for; raises `OptionError` for nonsense."""
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if not 1 <= count <= _MAX_TOKENS:
+        said = f"'{text}' is not one" if text else "the field holds none"
+        raise OptionError(f"Tokens: give a whole number from 1 to {_MAX_TOKENS}; {said}.")
+    return count
 
 
 class LiveRouting(anywidget.AnyWidget):
@@ -102,6 +114,7 @@ class LiveRouting(anywidget.AnyWidget):
                 "layers": list(self._shape.layers),
                 "prompts": prompts,
                 "tokens": n_tokens,
+                "most_tokens": _MAX_TOKENS,
                 "model": gguf.paths[0].name,
                 "budget": budget_words(session),
             },
@@ -162,7 +175,10 @@ class LiveRouting(anywidget.AnyWidget):
         super().close()
 
     def table(self) -> pd.DataFrame:
-        """Return the last run, a row per token: phase, text, entropy_bits, misses, times, bytes."""
+        """Return the last run, a row per token: phase, text, entropy_bits, misses, times, bytes.
+
+        Tokens are counted from 1, as in the view, those of the prompt first.
+        """
         return pd.DataFrame(
             [
                 {
@@ -174,7 +190,7 @@ class LiveRouting(anywidget.AnyWidget):
                     "wall_ms": step.wall_s * 1e3,
                     "read_mib": step.bytes_read / _MIB,
                 }
-                for index, step in enumerate(self._steps)
+                for index, step in enumerate(self._steps, 1)
             ]
         )
 
@@ -241,11 +257,13 @@ class LiveRouting(anywidget.AnyWidget):
             for frame in self._frames(self.steps, 0):
                 self.send({"type": "frame"}, buffers=[frame])
         elif kind == "play":
-            tokens = max(1, min(_MAX_TOKENS, int(content.get("tokens", self._n_tokens))))
             try:
+                tokens = _count(str(content.get("tokens", self._n_tokens)))
                 self.play(str(content.get("prompt", "")), tokens)
             except LabkitError as error:
-                self.status = {**self.status, "message": str(error)}
+                state = "playing" if self.playing else "error"
+                self.status = {"state": state, "message": ""}  # the same error again is news too
+                self.status = {"state": state, "message": str(error)}
 
     def _chosen(self, prompt: str | None) -> str:
         if prompt is not None:
