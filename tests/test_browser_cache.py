@@ -87,3 +87,13 @@ def test_the_slider_moves_the_marker_and_the_figures(page: Page) -> None:
     assert any(x > 0.8 for x in changed)
     slider.fill(str(low))
     assert picture(page) != before
+    slider.press("End")
+    assert float(slider.input_value()) == high  # no further than its last whole step
+
+
+def test_the_chart_is_light_on_a_light_page_and_dark_on_a_dark_one(page: Page) -> None:
+    dark = page.evaluate("() => document.body.dataset.jpThemeLight === 'false'")
+    corner = page.locator(".vega-embed canvas").evaluate(
+        "(canvas) => [...canvas.getContext('2d').getImageData(2, 2, 1, 1).data.slice(0, 3)]"
+    )
+    assert (max(corner) < 80) if dark else (min(corner) > 240)

@@ -7,6 +7,7 @@ import pytest
 
 from labkit import charts
 from labkit.charts import cache
+from labkit.policy import POLICIES
 
 
 @pytest.fixture
@@ -32,6 +33,29 @@ def test_what_a_budget_buys(curve: pd.DataFrame) -> None:
     (slider,) = chart.to_dict()["params"]
     assert (slider["value"], slider["bind"]["min"], slider["bind"]["max"]) == (20, 10, 30)
     assert slider["bind"]["step"] == 10
+
+
+def test_the_slider_can_reach_its_end(curve: pd.DataFrame) -> None:
+    parts = [
+        curve[curve["budget_mib"] == 10].assign(budget_mib=n * 4.78412 / 16) for n in range(1, 17)
+    ]
+    (slider,) = cache.hit_rate_curves(pd.concat(parts), 0.6, 10).to_dict()["params"]
+    low, high, step = (slider["bind"][name] for name in ("min", "max", "step"))
+    assert (high - low) / step == pytest.approx(15, abs=1e-6)
+    assert high == pytest.approx(4.78, abs=0.01)
+    assert (slider["value"] - low) / step == pytest.approx(5, abs=1e-6)
+
+
+def test_every_policy_has_a_look_of_its_own_and_stands_in_one_legend(curve: pd.DataFrame) -> None:
+    names = list(POLICIES)
+    rows = curve[curve["policy"] == "lru"]
+    every = pd.concat([rows.assign(policy=name) for name in names])
+    (panel, *_) = cache.hit_rate_curves(every, 12.0, 10).to_dict()["vconcat"]
+    (lines,) = (p for p in panel["layer"] if p["mark"]["type"] == "line")
+    looks = [lines["encoding"][channel] for channel in ("color", "strokeDash")]
+    assert all(look["scale"]["domain"] == names and look["legend"] is None for look in looks)
+    pairs = zip(*(map(str, look["scale"]["range"]) for look in looks), strict=True)
+    assert len(set(pairs)) == len(names)
 
 
 def test_the_title_names_lru_beside_a_better_policy(curve: pd.DataFrame) -> None:

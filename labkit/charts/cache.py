@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -10,9 +10,22 @@ import pandas as pd
 
 from labkit.charts.theme import CATEGORICAL, FAINT_INK, INK, title
 
-#: Wine and teal, for more policies than the categorical palette has colours.
-_MORE_COLOURS = ["#882255", "#44AA99"]
 _WIDTH = 560
+#: One colour and dash for each policy, in every chart. A policy with shares by layer has the colour
+#: of the one that it shares out, dashed; the optimum is in ink.
+_SOLID, _BY_LAYER, _OPTIMUM = [1, 0], [2, 2], [6, 3]
+_LOOKS = {
+    "lru": (CATEGORICAL[0], _SOLID),
+    "lfu": (CATEGORICAL[1], _SOLID),
+    "lrfu": (CATEGORICAL[2], _SOLID),
+    "slru": (CATEGORICAL[3], _SOLID),
+    "s3-fifo": (CATEGORICAL[4], _SOLID),
+    "layer-lru": (CATEGORICAL[0], _BY_LAYER),
+    "layer-lfu": (CATEGORICAL[1], _BY_LAYER),
+    "echo": (CATEGORICAL[5], _SOLID),
+    "random": (CATEGORICAL[6], _SOLID),
+    "belady": (INK, _OPTIMUM),
+}
 
 
 def hit_rate_curves(curve: pd.DataFrame, cycle_mib: float, tokens: int) -> alt.VConcatChart:
@@ -23,23 +36,23 @@ def hit_rate_curves(curve: pd.DataFrame, cycle_mib: float, tokens: int) -> alt.V
     """
     curve = curve.assign(token_mib=curve["read_mib"] / max(tokens, 1))
     budgets = np.sort(curve["budget_mib"].unique())
-    middle = float(budgets[len(budgets) // 3])
+    place = len(budgets) // 3
+    middle = float(budgets[place])
     step = float(np.diff(budgets).min()) if len(budgets) > 1 else max(middle, 1.0)
+    # Rounded for people: the chart takes the nearest budget. Its end is a whole number of steps
+    # from its beginning, for a slider goes no further than its last whole step.
+    low, stride = _short(budgets[0]), _short(step)
+    stops = [round(low + i * stride, 6) for i in range(len(budgets))]
     slider = alt.param(
         name="budget",
-        value=_short(middle),
-        bind=alt.binding_range(
-            # Rounded for people: the chart takes the nearest budget.
-            min=_short(budgets[0]),
-            max=_short(budgets[-1]),
-            step=_short(step),
-            name="budget (MiB) ",
-        ),
+        value=stops[place],
+        bind=alt.binding_range(min=low, max=stops[-1], step=stride, name="budget (MiB) "),
     )
     near = f"abs(datum.budget_mib - budget) <= {step * 0.5001!r}"
     detail = (
         f"Dashed line: the token cycle of {cycle_mib:,.1f} MiB, what one token needs in all "
-        "layers. belady is the optimum, which knows the future. Move the slider to read off."
+        "layers. belady is the optimum, which knows the future. The figures at the right are those "
+        "at the thin line; move it with the slider."
     )
     panels = [
         _curve(curve, "hit_pct", "lookups that hit (%)", ".1f", near, cycle_mib),
@@ -186,13 +199,10 @@ def _curve(
     base = alt.Chart(curve, width=_WIDTH, height=210).encode(
         x=alt.X("budget_mib:Q", title="budget (MiB)", scale=alt.Scale(nice=False)),
         y=y,
-        color=_policies(curve),
+        color=_policies(curve, legend=None),
         tooltip=["policy", _figure("budget_mib", ",.1f"), _figure(column, form)],
     )
-    lines = base.mark_line().encode(
-        strokeDash=alt.condition("datum.policy == 'belady'", alt.value([6, 3]), alt.value([1, 0])),
-        detail="policy:N",
-    )
+    lines = base.mark_line().encode(strokeDash=_dashes(curve))
     picked = base.transform_filter(near)
     points = picked.mark_point(filled=True, size=55, opacity=1)
     marker = (
@@ -207,31 +217,45 @@ def _curve(
         .mark_rule(strokeDash=[3, 4], color=FAINT_INK, strokeWidth=1.5)
         .encode(x="budget_mib:Q")
     )
-    return alt.layer(cliff, marker, lines, points, figures)
+    return alt.layer(cliff, marker, lines, points, *figures)
 
 
 def _read_off(
     curve: pd.DataFrame, column: str, form: str, near: str, y: alt.Y, top: float
-) -> alt.Chart:
-    """The figures at the slider's budget, one policy a line, beside the right edge."""
-    line = {name: top * (0.96 - 0.105 * i) for i, name in enumerate(dict.fromkeys(curve["policy"]))}
+) -> list[alt.Chart]:
+    """The legend beside the right edge: a line, a name and the figure at the slider's budget."""
+    places = {name: top * (0.96 - 0.105 * i) for i, name in enumerate(_names(curve))}
     table = curve.assign(shown=curve[column])
-    table[column] = table["policy"].map(line)
-    return (
+    table[column] = table["policy"].map(places)
+    base = (
         alt.Chart(table)
         .transform_filter(near)
         .transform_calculate(text=f"datum.policy + '  ' + format(datum.shown, '{form}')")
-        .mark_text(align="left", dx=10, fontSize=11.5)
-        .encode(x=alt.value(_WIDTH), y=y, text="text:N", color=_policies(curve))
+        .encode(y=y, color=_policies(curve, legend=None))
     )
+    words = base.mark_text(align="left", dx=44, fontSize=12).encode(
+        x=alt.value(_WIDTH), text="text:N"
+    )
+    lines = base.mark_rule(strokeWidth=2.5).encode(
+        x=alt.value(_WIDTH + 12), x2=alt.value(_WIDTH + 38), strokeDash=_dashes(curve)
+    )
+    return [lines, words]
 
 
-def _policies(table: pd.DataFrame) -> alt.Color:
-    """One colour per policy, the optimum in ink."""
-    names = list(dict.fromkeys(table["policy"]))
-    colours = itertools.cycle([*CATEGORICAL, *_MORE_COLOURS])
-    palette = [INK if name == "belady" else next(colours) for name in names]
-    return alt.Color("policy:N", sort=names, scale=alt.Scale(domain=names, range=palette))
+def _names(table: pd.DataFrame) -> list[str]:
+    return list(dict.fromkeys(table["policy"]))
+
+
+def _policies(table: pd.DataFrame, **options: Any) -> alt.Color:
+    names = _names(table)
+    scale = alt.Scale(domain=names, range=[_LOOKS[name][0] for name in names])
+    return alt.Color("policy:N", sort=names, scale=scale, **options)
+
+
+def _dashes(table: pd.DataFrame) -> alt.StrokeDash:
+    names = _names(table)
+    scale = alt.Scale(domain=names, range=[_LOOKS[name][1] for name in names])
+    return alt.StrokeDash("policy:N", sort=names, scale=scale, legend=None)
 
 
 def _short(mib: float) -> float:
