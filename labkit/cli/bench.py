@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from labkit.cli import options
+from labkit.cli.outputs import directory_to_write
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,8 +28,8 @@ def command(
             metavar="A,B,...",
             help="What takes turns: resident, mmap, mmap-random, repack, traced, stream, "
             "stream-serial, stream-pipeline, stream-userfaultfd; a streamed one also with options "
-            "of a session, lanes, policy, dense, prefill, prefetch, cache_mib: "
-            "stream:lanes=8:prefetch=router. Without it all that make sense here.",
+            "of a session, lanes, policy, dense, prefill, prefetch, cache_mib: stream:lanes=8 or "
+            "stream:prefetch=router. Without it all that make sense here.",
         ),
     ] = None,
     cache_mib: Annotated[
@@ -63,7 +64,10 @@ def command(
     temperature: options.Temperature = 0.8,
     seed: options.Seed = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Where the tables go; else runs/bench-<date>.")
+        Path | None,
+        typer.Option(
+            callback=directory_to_write, help="Where the tables go; else runs/bench-<date>."
+        ),
     ] = None,
     append: Annotated[
         bool, typer.Option("--append", help="Add rounds to the benchmark in --out.")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from labkit.cli.outputs import file_to_make
+
 if TYPE_CHECKING:
     from labkit.device import DeviceProfile
 
@@ -26,7 +28,13 @@ def command(
         ),
     ] = None,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Where --measure and --calibrate write.")
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            callback=file_to_make,
+            help="Where --measure and --calibrate write.",
+        ),
     ] = Path("device.json"),
     model: Annotated[
         Path | None,

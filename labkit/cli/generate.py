@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from labkit.cli import options
+from labkit.cli.outputs import file_to_write
 
 if TYPE_CHECKING:
     from labkit.runtime import Generation, Session
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def command(
+    ctx: typer.Context,
     model: options.ModelPath,
     prompt: options.Prompt = None,
     tokens: options.TokenIds = None,
@@ -36,14 +38,17 @@ def command(
     seed: options.Seed = 0,
     metrics: Annotated[
         Path | None,
-        typer.Option(metavar="OUT.csv", help="A row of figures per token, as bmoe_metrics CSV."),
+        typer.Option(
+            metavar="OUT.csv",
+            callback=file_to_write,
+            help="A row of figures per token, as bmoe_metrics CSV.",
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Plain JSON with all figures.")] = False,
 ) -> None:
     """Generate text with a MoE model inside a memory budget, and show what it cost."""
+    options.refuse_with_resident(ctx)
     wanted = options.parse_prompt(prompt, tokens)
-    if metrics and not metrics.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {metrics.parent}", param_hint="--metrics")
     from labkit.cli.console import emit_json, stderr
     from labkit.runtime import Session
 
@@ -66,8 +71,9 @@ def command(
     ) as session:
         open_s = time.perf_counter() - begin
         show = None if json else _show
+        listed = _hot_list(hot_list, session)
         result = session.generate(wanted, n, hash_logits=True, on_step=show)
-        figures = _figures(session, result, open_s)
+        figures = _figures(session, result, open_s) | {"hot_list": listed}
         if metrics:
             _write_metrics(metrics, session, result, io_threads=lanes, temp=temperature, seed=seed)
     if json:
@@ -108,6 +114,16 @@ def _figures(session: Session, result: Generation, open_s: float) -> dict[str, A
         "overlap_note": session.overlap_note,
         "prefetch": _prefetch(session, result),
     }
+
+
+def _hot_list(directory: Path | None, session: Session) -> dict[str, Any] | None:
+    """The hot list's file, and how many experts earlier runs put on it; None without one."""
+    if directory is None:
+        return None
+    from labkit.runtime.hot_list import HotList
+
+    found = HotList(directory, session.map)
+    return {"file": found.path, "experts_of_earlier_runs": len(found.hottest())}
 
 
 def _prefetch(session: Session, result: Generation) -> dict[str, Any] | None:
@@ -153,7 +169,16 @@ def _summary(figures: dict[str, Any]) -> str:
             f"read {figures['bytes_read'] / 2**20:.1f} MiB",
         ]
     if figures["prefetch"] and figures["prefetch"]["recall"] is not None:
-        parts.append(f"foretold {100 * figures['prefetch']['recall']:.1f} %")
+        parts.append(f"prefetch foretold {100 * figures['prefetch']['recall']:.1f} % of choices")
     if figures["peak_memory_mib"] is not None:
         parts.append(f"peak memory {figures['peak_memory_mib']:.0f} MiB")
-    return " · ".join(parts)
+    summary = " · ".join(parts)
+    if listed := figures["hot_list"]:
+        known = listed["experts_of_earlier_runs"]
+        began = (
+            f"of the {known} experts that earlier runs used, the most used that fit were read first"
+            if known
+            else "nothing was known of earlier runs"
+        )
+        summary += f"\nhot list: {began}; what this run used is noted in {listed['file']}"
+    return summary

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+#: `labkit.policy.ONLINE`, without loading it for `--help`.
+POLICIES = ["lru", "lfu", "lrfu", "slru", "s3-fifo", "layer-lru", "layer-lfu", "echo", "random"]
+
+#: Options of streaming, which mean nothing to a model that llama.cpp keeps in its memory map.
+_OF_STREAMING = (
+    "cache_mib", "lanes", "direct_io", "overlap", "prefill", "prefetch", "hot_list", "policy"
+)  # fmt: skip
 
 ModelPath = Annotated[
     Path, typer.Argument(help="A GGUF file, any shard of a split model, or their directory.")
@@ -36,6 +45,17 @@ def _cache_mib(text: str) -> float | str:
     return value
 
 
+def _one_of(*choices: str) -> Callable[[str], str]:
+    """A parser of an option's text that takes these words only."""
+
+    def word(text: str) -> str:
+        if text not in choices:
+            raise typer.BadParameter(f"'{text}' is none of {', '.join(choices)}")
+        return text
+
+    return word
+
+
 CacheMib = Annotated[
     Any,
     typer.Option(
@@ -49,6 +69,7 @@ Overlap = Annotated[
     str,
     typer.Option(
         metavar="HOW",
+        parser=_one_of("auto", "serial", "pipeline", "userfaultfd"),
         help="How reads overlap with compute: serial, pipeline, userfaultfd, or auto, which tries "
         "and keeps the fastest.",
     ),
@@ -57,6 +78,7 @@ Prefill = Annotated[
     str,
     typer.Option(
         metavar="HOW",
+        parser=_one_of("auto", "experts", "layers"),
         help="How a prompt's experts come: experts (one by one through the cache), layers (whole "
         "layers through two slots), or auto.",
     ),
@@ -65,14 +87,16 @@ Policy = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="What stays in the cache: lru, lfu, lrfu, slru, s3-fifo, layer-lru, layer-lfu, echo "
-        "or random. `labkit replay` compares them.",
+        parser=_one_of(*POLICIES),
+        help=f"What stays in the cache: {', '.join(POLICIES[:-1])} or {POLICIES[-1]}. "
+        "`labkit replay` compares them.",
     ),
 ]
 Prefetch = Annotated[
     str | None,
     typer.Option(
         metavar="HOW",
+        parser=_one_of("router", "previous"),
         help="Read ahead what the next layer may choose: router (what its router makes of this "
         "layer's input) or previous (what it chose for the token before). By default nothing.",
     ),
@@ -95,6 +119,28 @@ Threads = Annotated[int | None, typer.Option(min=1, max=512, help="Compute threa
 ContextLength = Annotated[int | None, typer.Option(min=1, help="Tokens of context.")]
 Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of the sampling.")]
+
+
+def _given(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def refuse_with_resident(ctx: typer.Context) -> None:
+    """Say so if `--resident` stands beside options that it would ignore."""
+    if not ctx.params.get("resident"):
+        return
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in _OF_STREAMING
+        if name in ctx.params and _given(ctx, name)
+    ]
+    if given:
+        raise typer.BadParameter(
+            f"nothing is streamed with --resident, so {', '.join(given)} would change nothing; "
+            "leave out one or the other",
+            param_hint="--resident",
+        )
 
 
 def parse_prompt(prompt: str | None, tokens: str | None) -> str | list[int]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from labkit.cli.outputs import file_to_write
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -37,12 +39,18 @@ def command(
         int | None,
         typer.Option(min=1, help="Bytes of one expert, for a trace that does not say."),
     ] = None,
+    n_expert_used: Annotated[
+        int | None,
+        typer.Option(min=1, help="Experts per token in a layer, for a layer,expert CSV."),
+    ] = None,
     ubatch: Annotated[
         int | None,
         typer.Option(min=1, help="Prompt tokens of one batch; without it the whole prompt."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the policy 'random'.")] = 0,
-    csv: Annotated[Path | None, typer.Option(help="Write the table to this file.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option(callback=file_to_write, help="Write the table to this file.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Plain JSON on stdout.")] = False,
 ) -> None:
     """Replay a trace under cache policies at several budgets: the hit rate that each would have."""
@@ -53,7 +61,9 @@ def command(
     from labkit.replay import budget_grid, demand, replay
     from labkit.trace import RouteTrace
 
-    asked = demand(RouteTrace.open(trace), entry_bytes=entry_bytes, ubatch=ubatch)
+    asked = demand(
+        RouteTrace.open(trace, n_expert_used=n_expert_used), entry_bytes=entry_bytes, ubatch=ubatch
+    )
     if not len(asked.counts):
         raise TraceError(f"{trace}: no token is in this trace, so there is nothing to replay.")
     table = replay(asked, wanted or budget_grid(asked, 10), names, seed=seed)

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from labkit.cli.outputs import directory_to_write
+
 
 class PairedOptions(TyperCommand):
     """Takes papermill's form `-p NAME VALUE`, which typer has no type for, as `-p NAME=VALUE`."""
@@ -41,7 +43,12 @@ def command(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", help="Directory for results (default: runs/<name>_<time>)."),
+        typer.Option(
+            "-o",
+            "--out",
+            callback=directory_to_write,
+            help="Directory for results (default: runs/<name>_<time>).",
+        ),
     ] = None,
     list_parameters: Annotated[
         bool, typer.Option("--list", help="Show the notebook's parameters and run nothing.")

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from labkit.cli.outputs import directory_to_write
+
 
 def command(
     model: Annotated[
@@ -15,7 +17,12 @@ def command(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", help="Directory for results (default: runs/<date and time>)."),
+        typer.Option(
+            "-o",
+            "--out",
+            callback=directory_to_write,
+            help="Directory for results (default: runs/<date and time>).",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> None:

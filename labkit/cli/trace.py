@@ -8,13 +8,20 @@ from typing import Annotated
 import typer
 
 from labkit.cli import options
+from labkit.cli.outputs import file_to_write
 
 
 def command(
+    ctx: typer.Context,
     model: options.ModelPath,
     out: Annotated[
         Path,
-        typer.Option("-o", "--out", help="FILE.csv (route_trace v1) or FILE.parquet."),
+        typer.Option(
+            "-o",
+            "--out",
+            callback=file_to_write,
+            help="FILE.csv (route_trace v1) or FILE.parquet.",
+        ),
     ],
     prompt: options.Prompt = None,
     tokens: options.TokenIds = None,
@@ -26,13 +33,12 @@ def command(
     seed: options.Seed = 0,
 ) -> None:
     """Save the routing of a run: one row per token, layer and chosen expert."""
+    options.refuse_with_resident(ctx)
     wanted = options.parse_prompt(prompt, tokens)
     if out.suffix not in (".csv", ".parquet"):
         raise typer.BadParameter(
             f"'{out}' ends in neither .csv nor .parquet", param_hint="-o / --out"
         )
-    if not out.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="-o / --out")
     from labkit.cli.console import stderr
     from labkit.runtime import Session
 
