@@ -20,7 +20,7 @@ Body = list[tuple[int, str]]
 
 
 class TraceWarning(UserWarning):
-    """A trace was read, but something in the file was left out."""
+    """A trace was read, but something in the file was left out, or may mean something else."""
 
 
 def read_lines(path: Path) -> list[str]:
@@ -157,12 +157,14 @@ def _tokens_of_choices(
         bad = int(np.argmax(lengths % k != 0))
         raise TraceError(
             f"{path}: layer {layer[starts[bad]]} has {lengths[bad]} choices in a row, which is no "
-            f"multiple of {k} experts per token. Give the right n_expert_used."
+            f"multiple of {k} experts per token. Give the right n_expert_used (`labkit replay "
+            "--n-expert-used`)."
         )
     place = np.arange(n) - np.repeat(starts, lengths)
     # A layer may route the last tokens of its pass only, so tokens are counted from the end.
     tokens = lengths // k
     runs = run[starts]
+    _warn_of_layers_that_differ(path, layer[starts], lengths, runs, k, guessed=not n_expert_used)
     most = np.zeros(int(runs.max(initial=0)) + 1, np.int64)
     np.maximum.at(most, runs, tokens)
     first = np.r_[0, np.cumsum(most)]
@@ -180,3 +182,38 @@ def _tokens_of_choices(
             "read_bytes": np.zeros(n, np.int64),
         }
     )
+
+
+def _warn_of_layers_that_differ(
+    path: Path, layer: np.ndarray, lengths: np.ndarray, run: np.ndarray, k: int, *, guessed: bool
+) -> None:
+    """Warn if the choices of a pass look less like a prompt than like layers of different k.
+
+    `layer`, `lengths`, `run`: of each group of choices in one layer, its layer, how many there are,
+    and its pass. In a prompt all layers have k choices of every token; only the last one of a pass
+    may have fewer tokens, because no later layer needs them.
+    """
+    inner = np.diff(run, append=-1) == 0  # not the last layer of its pass
+    odd = np.flatnonzero(inner[:-1] & inner[1:] & (lengths[:-1] != lengths[1:]))
+    all_prompts = guessed and len(lengths) and not _single(lengths // k, run).any()
+    if len(odd):
+        one, other = odd[0], odd[0] + 1
+    elif all_prompts and (lengths != lengths[0]).any():
+        one, other = 0, int(np.argmax(lengths != lengths[0]))
+    else:
+        return
+    warnings.warn(
+        f"{path}: layer {layer[one]} has {lengths[one]} choices in a row and layer {layer[other]} "
+        f"has {lengths[other]}. That is read as a prompt of several tokens with {k} experts each. "
+        "If the layers use different numbers of experts, a layer,expert file cannot say so, and "
+        "every figure is wrong: record a route_trace v1 instead (`labkit trace`).",
+        TraceWarning,
+        stacklevel=5,
+    )
+
+
+def _single(tokens: np.ndarray, run: np.ndarray) -> np.ndarray:
+    """Whether each pass is of one token; `tokens` and `run` of each group of choices."""
+    most = np.zeros(int(run.max(initial=0)) + 1, np.int64)
+    np.maximum.at(most, run, tokens)
+    return most == 1

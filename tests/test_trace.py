@@ -222,6 +222,20 @@ def test_bare_choices_become_tokens(tmp_path: Path) -> None:
     assert RouteTrace.open(path).table.empty
 
 
+@pytest.mark.parametrize(
+    "of_a_token",  # choices of one token, layer by layer
+    [[0, 0, 1, 1, 1, 1, 2, 2], [0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1]],
+)
+def test_bare_choices_of_layers_that_differ_are_not_taken_for_a_prompt_in_silence(
+    tmp_path: Path, of_a_token: list[int]
+) -> None:
+    path = tmp_path / "t.csv"
+    rows = [f"{layer},{i % 7}\n" for _ in range(5) for i, layer in enumerate(of_a_token)]
+    path.write_text("layer,expert\n" + "".join(rows))
+    with pytest.warns(TraceWarning, match=r"layer 0 has \d choices in a row and layer 1 has \d"):
+        RouteTrace.open(path)
+
+
 def test_rows_out_of_order_are_sorted(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     rows = [ROW, ROW.replace("0,1,5", "0,1,4"), ROW.replace("0,1,5", "0,0,9")]
