@@ -94,6 +94,12 @@ def test_last_words_of_a_crashing_library_are_in_the_message(tmp_path):
         run_notebook(notebook, tmp_path / "o.ipynb")
 
 
+def test_the_message_of_a_cell_ends_in_one_full_stop(tmp_path):
+    notebook = write_notebook(tmp_path / "a.ipynb", "raise ValueError('That makes no sense.')")
+    with pytest.raises(CellFailedError, match=r"ValueError: That makes no sense\. The output"):
+        run_notebook(notebook, tmp_path / "o.ipynb")
+
+
 def test_raising_cell_is_named_with_its_error(tmp_path):
     notebook = write_notebook(tmp_path / "a.ipynb", "x = 1", "1 / 0", "print('after')")
     out = tmp_path / "o.ipynb"
@@ -166,10 +172,26 @@ def test_a_notebook_is_not_overwritten_by_its_result(tmp_path):
     assert notebook.read_bytes() == before
 
 
-def test_what_is_no_notebook_is_refused(tmp_path):
-    (tmp_path / "a.ipynb").write_text("{}")
-    with pytest.raises(NotebookError, match="not a Jupyter notebook"):
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "a.ipynb is empty: no notebook was saved"),
+        (b"{}", "is not a Jupyter notebook: it is JSON, but"),
+        (b"[1]", "is not a Jupyter notebook: it is JSON, but"),
+        (b'{"cells": [', "cut off or damaged: its text is not JSON"),
+        (b"\xff\xfe\x00", "its bytes are no text"),
+        (b'{"nbformat": 4, "nbformat_minor": 5, "metadata": {}}', "damaged"),
+        (b'{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": []}', "no code in any"),
+    ],
+)
+def test_what_is_no_notebook_is_refused(tmp_path, content, words):
+    (tmp_path / "a.ipynb").write_bytes(content)
+    with pytest.raises(NotebookError, match=words):
         run_notebook(tmp_path / "a.ipynb", tmp_path / "o.ipynb")
+    assert not (tmp_path / "o.ipynb").exists()
+
+
+def test_a_notebook_that_is_not_there_cannot_be_read(tmp_path):
     with pytest.raises(NotebookError, match="cannot read"):
         run_notebook(tmp_path / "b.ipynb", tmp_path / "o.ipynb")
 

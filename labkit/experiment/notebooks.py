@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import nbformat
@@ -55,12 +56,27 @@ def find_notebook(name: str | Path) -> Path:
 
 def read_notebook(path: Path) -> nbformat.NotebookNode:
     """A notebook in the current format, or `NotebookError` saying why it cannot be read."""
+    what = f"{path} is not a Jupyter notebook"
+    text = ""
     try:
-        return nbformat.read(path, as_version=4)
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)
     except OSError as error:
         raise NotebookError(f"cannot read {path}: {error.strerror}.") from error
-    except Exception as error:  # nbformat raises many kinds: JSON, validation, version
-        raise NotebookError(f"{path} is not a Jupyter notebook: {error}") from error
+    except UnicodeDecodeError as error:
+        raise NotebookError(f"{what}: its bytes are no text.") from error
+    except (ValueError, RecursionError) as error:
+        if not text.strip():
+            raise NotebookError(f"{path} is empty: no notebook was saved in it.") from error
+        raise NotebookError(
+            f"{what}, or it was cut off or damaged: its text is not JSON ({error})."
+        ) from error
+    if not isinstance(content, dict) or "nbformat" not in content:
+        raise NotebookError(f"{what}: it is JSON, but it does not say `nbformat`.")
+    try:
+        return nbformat.reads(text, as_version=4)
+    except Exception as error:  # nbformat raises many kinds: validation, version, a missing key
+        raise NotebookError(f"{what}, or a damaged one: {error}") from error
 
 
 def parameters_of(notebook: nbformat.NotebookNode, name: str) -> dict[str, Parameter]:

@@ -63,6 +63,8 @@ def run_notebook(
     if path == out:
         raise NotebookError(f"{path} would be overwritten by its own result: choose another place.")
     notebook = load_notebook_node(read_notebook(path))  # with the metadata that papermill needs
+    if not any(cell.cell_type == "code" and cell.source.strip() for cell in notebook.cells):
+        raise NotebookError(f"{path} has no code in any cell: there is nothing to run.")
     declared = parameters_of(notebook, path.name)
     given = checked(parameters or {}, declared, path.name)
     if "out_dir" in declared:
@@ -90,7 +92,7 @@ def run_notebook(
         except PapermillExecutionError as error:
             cell = _cell_in_words(error.source, error.exec_count)
             raise CellFailedError(
-                f"{path.name}: {cell} raised {error.ename}: {_ANSI.sub('', str(error.evalue))}. "
+                f"{path.name}: {cell} raised {error.ename}: {_sentence(str(error.evalue))} "
                 f"The output so far is in {out}."
             ) from error
         except CellTimeoutError as error:
@@ -109,7 +111,8 @@ def run_notebook(
             if watch.cell is not None:
                 raise
             raise KernelDiedError(
-                f"{path.name}: the kernel did not start: {error}.{_last_words(kernel_log)}"
+                f"{path.name}: the kernel did not start: {_sentence(str(error))}"
+                f"{_last_words(kernel_log)}"
             ) from error
     for cell in executed.cells:  # exit() ends a notebook without an error in papermill's eyes
         if cell.metadata.papermill.get("status") == "failed":
@@ -118,6 +121,11 @@ def run_notebook(
                 f"notebook by exit(), so the cells after it did not run. See {out}."
             )
     return NotebookRun(path, out, given, time.monotonic() - started, watch.peak_rss_mib)
+
+
+def _sentence(words: str) -> str:
+    """What an error says, without colours, ending in one full stop whether it had one or not."""
+    return f"{_ANSI.sub('', words).rstrip(' .')}."
 
 
 def _cell_in_words(source: str, count: int | None) -> str:
