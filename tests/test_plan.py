@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.table import Table
 
 from labkit.bundled import model_path
+from labkit.cli.plan_text import next_step, plan_text
 from labkit.device import DeviceProfile, Figure, load_profile
 from labkit.device.plan import MMAP, OVERLAPPED, PATHS, RESIDENT, SERIAL, Plan, Request
 from labkit.device.plan_memory import compute_mib
@@ -232,3 +234,16 @@ def test_a_profile_without_prefill_rate_says_so():
     assert made.path(OVERLAPPED).decode_tok_s > 0
     assert any("prefill_gflop_s" in text for text in made.assumptions)
     assert any("band_pct" in text for text in made.assumptions)
+
+
+def test_what_is_small_is_not_shown_as_nothing() -> None:
+    """A tiny model on a phone: times under 50 ms, reads and a budget of fractions of a MiB."""
+    model = sheet(model_path())
+    made = plan(model, PHONE, cache_mib=0.7)
+    table = next(part for part in plan_text(made) if isinstance(part, Table))
+    cells = [[float(str(cell)) for cell in table.columns[i].cells if cell] for i in (2, 5, 6)]
+    assert max(cells[0]) > 0
+    assert min(*cells[1], *cells[2]) > 0
+    step = next_step(made, model)
+    assert step is not None
+    assert "--resident" in step or "--cache-mib 0.7" in step

@@ -24,8 +24,8 @@ def plan_text(made: Plan) -> Iterator[RenderableType]:
     request = made.request
     yield _title(made)
     yield (
-        f"Weights {made.model_mib:,.0f} MiB, token cycle {made.cycle_mib:,.0f} MiB; "
-        f"{made.usable_mib:,.0f} MiB usable; expert cache {made.cache_mib:,.0f} MiB. "
+        f"Weights {_mib(made.model_mib)} MiB, token cycle {_mib(made.cycle_mib)} MiB; "
+        f"{made.usable_mib:,.0f} MiB usable; expert cache {_mib(made.cache_mib)} MiB. "
         f"Prompt {request.prompt_tokens}, answer {request.output_tokens} tokens."
     )
     yield _speed_table(made)
@@ -44,7 +44,7 @@ def budgets_text(plans: Sequence[Plan]) -> Iterator[RenderableType]:
     first = plans[0]
     yield _title(first)
     yield (
-        f"Weights {first.model_mib:,.0f} MiB, token cycle {first.cycle_mib:,.0f} MiB; "
+        f"Weights {_mib(first.model_mib)} MiB, token cycle {_mib(first.cycle_mib)} MiB; "
         f"{first.usable_mib:,.0f} MiB usable."
     )
     names = ("memory\nMiB", "hits\n%", "read\nMiB/tok", "serial\ntok/s", "overlap\ntok/s")
@@ -54,16 +54,16 @@ def budgets_text(plans: Sequence[Plan]) -> Iterator[RenderableType]:
         memory = f"{best.memory.total_mib:,.0f}"
         if best.fits:
             table.add_row(
-                f"{made.cache_mib:,.0f}",
+                _mib(made.cache_mib),
                 memory,
                 f"{best.hit.hit_pct:.0f}" if best.hit else "",
-                f"{best.read_mib_per_token:,.0f}",
+                _mib(best.read_mib_per_token),
                 _rate(serial.decode_tok_s),
                 _rate(best.decode_tok_s),
                 f"{_rate(best.low_tok_s)} to {_rate(best.high_tok_s)}",
             )
         else:
-            table.add_row(f"{made.cache_mib:,.0f}", memory, "", "", "no room", "no room", "")
+            table.add_row(_mib(made.cache_mib), memory, "", "", "no room", "no room", "")
     yield table
     for text in first.assumptions:
         yield f"[dim]{escape(text)}[/]"
@@ -76,7 +76,8 @@ def next_step(made: Plan, model: ModelSheet) -> str | None:
         return None
     if path.suffix.lower() != ".gguf":
         return None
-    how = "--resident" if made.recommended == RESIDENT else f"--cache-mib {made.cache_mib:.0f}"
+    budget = _mib(made.cache_mib).replace(",", "")
+    how = "--resident" if made.recommended == RESIDENT else f"--cache-mib {budget}"
     return f"Next, on that device: labkit generate {escape(shlex.quote(str(path)))} -p TEXT {how}"
 
 
@@ -99,7 +100,7 @@ def _speed_cells(made: Plan, row: PathPlan) -> tuple[str, ...]:
         return ("", "", "no room" if not row.fits else "?", "", "", "")
     return (
         f"{row.hit.hit_pct:.0f}" if row.hit else "",
-        f"{row.read_mib_per_token:,.0f}",
+        _mib(row.read_mib_per_token),
         _rate(row.decode_tok_s),
         f"{_rate(row.low_tok_s)} to {_rate(row.high_tok_s)}",
         _seconds(row.prefill_s),
@@ -133,4 +134,11 @@ def _rate(value: float) -> str:
 
 
 def _seconds(value: float) -> str:
-    return "?" if math.isnan(value) else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+    """With two digits at least: nothing takes 0.0 s."""
+    if math.isnan(value):
+        return "?"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def _mib(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
