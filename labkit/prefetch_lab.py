@@ -29,9 +29,10 @@ class PrefetchComparison:
 
     Attributes:
         summary: a row for each kind: prefetch ("none", "previous", "router"); token_ms (median),
-            ratio to the time without prefetch (median over tokens) with its 95 % bootstrap interval
-            ratio_low and ratio_high; hit_pct, prefetch_hit_pct (of all lookups); read_mib and
-            prefetch_mib (means); read_ms, wait_ms, manage_ms (medians); all of one token.
+            time_ratio to the time without prefetch (median over tokens; above 1 is slower) with its
+            95 % bootstrap interval time_ratio_low and time_ratio_high; hit_pct, prefetch_hit_pct
+            (of all lookups); read_mib and prefetch_mib (means); read_ms, wait_ms, manage_ms
+            (medians); all of one token.
         layers: a row for each kind and layer: prefetch, and `Session.prefetch_accuracy`.
     """
 
@@ -91,12 +92,13 @@ def verdict(summary: pd.DataFrame) -> list[str]:
     sentences = []
     for name, row in rows.drop(index="none").iterrows():
         gain = "no difference that these tokens show"
-        if row["ratio_high"] < 1 or row["ratio_low"] > 1:
-            gain = f"{'faster' if row['ratio'] < 1 else 'slower'} than without"
+        if row["time_ratio_high"] < 1 or row["time_ratio_low"] > 1:
+            gain = f"{'faster' if row['time_ratio'] < 1 else 'slower'} than without"
         sentences.append(
             f"{name}: hits {plain['hit_pct']:.0f} -> {row['hit_pct']:.0f} %, read a token "
-            f"{plain['read_mib']:.2f} -> {row['read_mib']:.2f} MiB, time {row['ratio']:.2f} "
-            f"[{row['ratio_low']:.2f}, {row['ratio_high']:.2f}] of that without it: {gain}."
+            f"{plain['read_mib']:.2f} -> {row['read_mib']:.2f} MiB, "
+            f"time {row['time_ratio']:.2f} [{row['time_ratio_low']:.2f}, "
+            f"{row['time_ratio_high']:.2f}] of that without it: {gain}."
         )
     return sentences
 
@@ -140,9 +142,9 @@ def _figures(steps: list[TokenStep], plain_ms: np.ndarray) -> dict[str, float]:
 
     return {
         "token_ms": median_ms("wall_s"),
-        "ratio": float(np.median(ratios)),
-        "ratio_low": float(low),
-        "ratio_high": float(high),
+        "time_ratio": float(np.median(ratios)),
+        "time_ratio_low": float(low),
+        "time_ratio_high": float(high),
         "hit_pct": 100 * sum(step.hits for step in steps) / lookups,
         "prefetch_hit_pct": 100 * sum(step.prefetch_hits for step in steps) / lookups,
         "read_mib": float(np.mean([step.bytes_read / 2**20 for step in steps])),

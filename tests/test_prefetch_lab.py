@@ -29,10 +29,10 @@ def test_the_kinds_side_by_side() -> None:
     assert summary.index.tolist() == ["none", "previous", "router"]
     plain = summary.to_dict("index")["none"]
     assert plain["prefetch_mib"] == 0
-    assert plain["ratio"] == plain["ratio_low"] == plain["ratio_high"] == 1
+    assert plain["time_ratio"] == plain["time_ratio_low"] == plain["time_ratio_high"] == 1
     assert summary["hit_pct"].is_monotonic_increasing
     assert (summary["hit_pct"] == summary["prefetch_hit_pct"]).all()
-    assert (summary["ratio_low"] <= summary["ratio_high"]).all()
+    assert (summary["time_ratio_low"] <= summary["time_ratio_high"]).all()
     together = foretold(found.layers).set_index("prefetch").to_dict("index")
     assert together["router"]["recall_pct"] > together["previous"]["recall_pct"] > 12.5
     assert together["router"]["control_wrong"] == 0
@@ -60,14 +60,14 @@ def test_the_verdict_says_what_the_interval_allows() -> None:
             "prefetch": ["none", "previous", "router"],
             "hit_pct": [0.0, 30.0, 80.0],
             "read_mib": [10.0, 14.0, 11.0],
-            "ratio": [1.0, 1.2, 0.9],
-            "ratio_low": [1.0, 1.1, 0.8],
-            "ratio_high": [1.0, 1.3, 1.02],
+            "time_ratio": [1.0, 1.2, 0.9],
+            "time_ratio_low": [1.0, 1.1, 0.8],
+            "time_ratio_high": [1.0, 1.3, 1.02],
         }
     )
     previous, router = verdict(summary)
     assert previous.startswith("previous: hits 0 -> 30 %, read a token 10.00 -> 14.00 MiB")
     assert previous.endswith("slower than without.")
     assert router.endswith("no difference that these tokens show.")
-    summary.loc[2, "ratio_high"] = 0.95
+    summary.loc[2, "time_ratio_high"] = 0.95
     assert verdict(summary)[1].endswith("faster than without.")

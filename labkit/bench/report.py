@@ -32,8 +32,8 @@ def verdict(result: BenchResult, table: pd.DataFrame | None = None) -> str:
         return "The streamed and the stock cases share no round, so they cannot be compared."
     where = _where(result)
     speeds = (
-        f"{best['case']} decodes {best['decode_tok_s']:.2f} tokens a second and "
-        f"{rival['case']}, the better stock way, {rival['decode_tok_s']:.2f}: "
+        f"{best['case']} decodes {_rate(best['decode_tok_s'])} tokens a second and "
+        f"{rival['case']}, the better stock way, {_rate(rival['decode_tok_s'])}: "
         f"{found.value:.2f} times as fast, 95 % interval {found.low:.2f} to {found.high:.2f}"
     )
     if found.low > 1:
@@ -136,15 +136,25 @@ def _more(result: BenchResult, done: pd.DataFrame, best: pd.Series) -> list[str]
         parts.append(
             f"From a cold start its first token is there after {best['first_token_s']:.2f} s, with "
             f"{rival['case']}, the earlier stock way, after {rival['first_token_s']:.2f} s "
-            f"({cold:.2f} times)."
+            f"({cold:.2f} times as fast)."
         )
     whole = done[done["kind"] == "resident"]
     if len(whole):
         top = whole.iloc[0]
         share = 100 * best["decode_tok_s"] / top["decode_tok_s"]
+        spread = f" (its rounds differ by {top['spread_pct']:.0f} %)" if top["rounds"] > 1 else ""
         parts.append(
-            f"With the whole model in memory it would be {top['decode_tok_s']:.2f} tokens a second;"
-            f" streaming reaches {share:.0f} % of that with a cache of {best['cache_mib']:,.0f} MiB"
-            f" for {result.facts['expert_mib']:,.0f} MiB of experts."
+            f"With the whole model in memory it was about {_rate(top['decode_tok_s'])} tokens a "
+            f"second{spread}; streaming reaches about {share:.0f} % of that with a cache of "
+            f"{_mib(best['cache_mib'])} MiB for {_mib(result.facts['expert_mib'])} MiB of experts."
         )
     return parts
+
+
+def _rate(tok_s: float) -> str:
+    """Three digits: a benchmark of a few rounds knows no more."""
+    return f"{tok_s:,.0f}" if tok_s >= 100 else f"{tok_s:.3g}"
+
+
+def _mib(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"

@@ -29,10 +29,10 @@ def summary(result: BenchResult) -> pd.DataFrame:
 
     Columns: case, kind, limit_mib, status ("ok", or what went wrong), rounds, n_tokens;
     decode_tok_s (of the median round) and spread_pct (largest minus smallest, of the median);
-    ratio, ratio_low, ratio_high (times as fast as the baseline, 95 % bootstrap interval); p50_ms,
-    p95_ms, p99_ms of all tokens' latency; per token, in the median round, wall_ms, compute_ms (a
-    residual), wait_ms, manage_ms, read_ms, read_mib, prefetch_mib, cpu_ms, major_faults, energy_j;
-    hit_pct of all lookups; cold start, medians over rounds: open_s,
+    speed_ratio, speed_ratio_low, speed_ratio_high (times as fast as the baseline, 95 % bootstrap
+    interval); p50_ms, p95_ms, p99_ms of all tokens' latency; per token, in the median round,
+    wall_ms, compute_ms (a residual), wait_ms, manage_ms, read_ms, read_mib, prefetch_mib, cpu_ms,
+    major_faults, energy_j; hit_pct of all lookups; cold start, medians over rounds: open_s,
     prefill_s, first_token_s, first_token_ratio (baseline's time by this), open_read_mib and
     load_read_mib (what storage gave while opening, and until the first token),
     load_major_faults; memory; same_bits (None where nothing can be compared), differs_at.
@@ -44,9 +44,9 @@ def summary(result: BenchResult) -> pd.DataFrame:
         runs = result.runs[result.runs["case"] == name]
         row: dict[str, Any] = {"case": name, **_case(result, runs, name)}
         found = speed_ratio(result, base, name)
-        row["ratio"] = found.value if found else np.nan
-        row["ratio_low"] = found.low if found else np.nan
-        row["ratio_high"] = found.high if found else np.nan
+        row["speed_ratio"] = found.value if found else np.nan
+        row["speed_ratio_low"] = found.low if found else np.nan
+        row["speed_ratio_high"] = found.high if found else np.nan
         row["first_token_ratio"] = first_token_ratio(result, base, name)
         row["same_bits"] = bits["same_bits"][name]
         row["differs_at"] = bits["differs_at"][name]

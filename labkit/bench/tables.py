@@ -30,8 +30,9 @@ def _speed(rows: Sequence[dict[Any, Any]], base: str) -> Table:
         if row["status"] != "ok":
             shown.add_row(row["case"], "–", f"[red]{row['status']}[/red]")
             continue
-        interval = f"{row['ratio']:.2f} \\[{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]"
-        known = row["ratio"] == row["ratio"]
+        ratio, low, high = (row[f"speed_ratio{end}"] for end in ("", "_low", "_high"))
+        interval = f"{ratio:.2f} \\[{low:.2f}, {high:.2f}]"
+        known = ratio == ratio
         shown.add_row(
             row["case"],
             number(row["cache_mib"], 0),

@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from labkit.charts.theme import CATEGORICAL, INK, title
+from labkit.charts.theme import CARD, CATEGORICAL, INK, title
 
 _WIDTH = 560
 #: One colour a path, whatever subset is measured; devices take the ones that are left.
@@ -58,7 +58,7 @@ def rates_by_length(rates: pd.DataFrame) -> alt.LayerChart | alt.FacetChart:
             _figure("low_tok_s", ",.0f"),
             _figure("high_tok_s", ",.0f"),
             _figure("ttft_s", ".3f"),
-            _figure("ratio", ".2f"),
+            _figure("speed_ratio", ".2f"),
         ],
     )
     reach = [0.8 * rates["low_tok_s"].min(), 1.25 * rates["high_tok_s"].max()]
@@ -177,7 +177,7 @@ def own_slots(table: pd.DataFrame) -> alt.LayerChart | alt.FacetChart:
     )
     dots = (
         base.transform_calculate(what="'reads under way'")
-        .mark_point(filled=True, size=70, opacity=1, stroke="#FCFCFD", strokeWidth=1)
+        .mark_point(filled=True, size=70, opacity=1, stroke=CARD, strokeWidth=1)
         .encode(x="read_s:Q", color=color, tooltip=tip)
     )
     return alt.layer(bars, ticks, dots).properties(title=_title(finding, detail))

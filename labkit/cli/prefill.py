@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from labkit.cli.options import CacheMib, Lanes, ModelPath, Threads
+from labkit.cli.outputs import directory_to_write
 
 if TYPE_CHECKING:
     from labkit.prefill_lab.result import PrefillResult
@@ -50,7 +51,10 @@ def command(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the order of paths.")] = 0,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="A directory for tables and a chart.")
+        Path | None,
+        typer.Option(
+            "-o", "--out", callback=directory_to_write, help="A directory for tables and a chart."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Plain JSON on stdout.")] = False,
 ) -> None:
@@ -182,7 +186,7 @@ def _rates(result: PrefillResult):
         own = rates[rates["path"] == path].set_index("tokens").to_dict("index")
         cells = [_rate(own[n]) for n in lengths]
         if len(result.paths) > 1:
-            cells.append(_number(own[lengths[-1]]["ratio"], ".2f"))
+            cells.append(_number(own[lengths[-1]]["speed_ratio"], ".2f"))
         shown.add_row(path, *cells)
     return shown
 

@@ -86,8 +86,9 @@ class PrefillResult:
         """Prefill by path and prompt length over the rounds.
 
         Columns: path, tokens, tok_s (median), low_tok_s, high_tok_s (extremes), spread_pct,
-        ttft_s (median), ratio (to the base path: the median of the rounds' own ratios, for what
-        slowed the machine in a round slowed both), storage_mib, read_mib, wait_s (medians).
+        ttft_s (median), speed_ratio (times as fast as the base path: the median of the rounds' own
+        ratios, for what slowed the machine in a round slowed both), storage_mib, read_mib, wait_s
+        (medians).
         """
         rows = []
         base = self.prefills[self.prefills["path"] == self.base]
@@ -108,7 +109,7 @@ class PrefillResult:
                         "high_tok_s": part["tok_s"].max(),
                         "spread_pct": spread_pct(part["tok_s"].to_numpy()),
                         "ttft_s": part["ttft_s"].median(),
-                        "ratio": pd.Series(as_fast).median(),
+                        "speed_ratio": pd.Series(as_fast).median(),
                         **{n: part[n].median() for n in ("storage_mib", "read_mib", "wait_s")},
                     }
                 )
