@@ -1,8 +1,6 @@
-"""Exercises that check themselves: a notebook's last cells, for the reader to fill in.
+"""Compare a reader's answer with what is expected, and say in a line how they agree.
 
-A cell holds `answer = None` and `check(answer, expected, hint=...)` as its last line. `expected`
-is computed from the run, so that an exercise fits whatever model the notebook was given. An answer
-that is still missing is no error: the notebook runs to its end without one.
+An answer that is still missing is no error: a notebook runs to its end without one.
 """
 
 from __future__ import annotations
