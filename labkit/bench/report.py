@@ -142,10 +142,11 @@ def _more(result: BenchResult, done: pd.DataFrame, best: pd.Series) -> list[str]
     if len(whole):
         top = whole.iloc[0]
         share = 100 * best["decode_tok_s"] / top["decode_tok_s"]
+        reach = "is no slower than" if share > 100 else f"reaches about {share:.0f} % of"
         spread = f" (its rounds differ by {top['spread_pct']:.0f} %)" if top["rounds"] > 1 else ""
         parts.append(
             f"With the whole model in memory it was about {_rate(top['decode_tok_s'])} tokens a "
-            f"second{spread}; streaming reaches about {share:.0f} % of that with a cache of "
+            f"second{spread}; streaming {reach} that with a cache of "
             f"{_mib(best['cache_mib'])} MiB for {_mib(result.facts['expert_mib'])} MiB of experts."
         )
     return parts
