@@ -17,12 +17,12 @@ _SOLID, _BY_LAYER, _OPTIMUM = [1, 0], [2, 2], [6, 3]
 _LOOKS = {
     "lru": (CATEGORICAL[0], _SOLID),
     "lfu": (CATEGORICAL[1], _SOLID),
-    "lrfu": (CATEGORICAL[2], _SOLID),
+    "lrfu": (CATEGORICAL[5], _SOLID),
     "slru": (CATEGORICAL[3], _SOLID),
     "s3-fifo": (CATEGORICAL[4], _SOLID),
     "layer-lru": (CATEGORICAL[0], _BY_LAYER),
     "layer-lfu": (CATEGORICAL[1], _BY_LAYER),
-    "echo": (CATEGORICAL[5], _SOLID),
+    "echo": (CATEGORICAL[2], _SOLID),
     "random": (CATEGORICAL[6], _SOLID),
     "belady": (INK, _OPTIMUM),
 }

@@ -20,7 +20,9 @@ ON_DARK = {
     INK: "#EEF1F5",
     FAINT_INK: "#BAC2CC",
     GRID: "#4A4F57",
-    "#0072B2": "#4593D6",
+    "#0072B2": "#5585F0",
+    "#D55E00": "#F0782A",
+    "#009E73": "#22B98C",
     "#5F6B7A": "#A3ADB9",
     "#882255": "#E0607E",
     # more is darker on light, and lighter on dark: the background is nothing

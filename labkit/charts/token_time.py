@@ -172,7 +172,7 @@ def latency_distribution(tokens: pd.DataFrame, table: pd.DataFrame) -> Drawing:
             x=x,
             y=y,
             color=_case_colours(names),
-            shape=alt.Shape("mark:N", title=None),
+            shape=alt.Shape("mark:N", title=None, legend=alt.Legend(symbolFillColor=INK)),
             tooltip=["case", "mark", alt.Tooltip("ms:Q", format=".2f")],
         )
     )
