@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from labkit import host
-from labkit.errors import ReadError
+from labkit.errors import ReadError, ResourceError
 from labkit.gguf_map import GGUFMap, open_gguf
 from labkit.policy import make_policy
 from labkit.runtime.expert_memory import ExpertMemory
@@ -224,6 +224,27 @@ def test_memory_is_watched_and_left_alone_again_in_turns(
                 assert slices_in_memory(source, layer, each) == slices_in_file(gguf, layer, each)
             source.settle()
             assert not source.orphaned
+
+
+@needs_userfault
+def test_memory_that_the_system_does_not_watch_stays_as_it_is(gguf: GGUFMap) -> None:
+    layer = gguf.moe_layers[0]
+    with streaming(gguf, 8, "userfaultfd") as source:
+        memory = source.memory
+        assert memory.userfault
+        memory.watch(False)
+        source.overlap = "serial"
+        source.fetch(layer, [0, 1])
+        parts = list(memory._all_parts())
+        parts[-1].window.pages.length += PAGE // 2  # as the system refuses a part of a page
+        with pytest.raises(ResourceError, match=r"does not let labkit see.*Open the model with"):
+            memory.watch(True)
+        parts[-1].window.pages.length -= PAGE // 2
+        assert not memory.is_watched
+        slices_in_memory(source, layer, 2)  # nobody sleeps on it
+        source.fetch(layer, [0, 1, 2])
+        for expert in (0, 1, 2):
+            assert slices_in_memory(source, layer, expert) == slices_in_file(gguf, layer, expert)
 
 
 @needs_userfault

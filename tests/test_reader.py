@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 from labkit.errors import ReadError
 from labkit.runtime.direct_io import direct_io_problem
-from labkit.runtime.memory import PAGE, ExpertWindow
+from labkit.runtime.memory import PAGE, ExpertWindow, PageRange
 from labkit.runtime.reader import FileReader, ReadRequest
 
 SLICE = 10_000
@@ -77,6 +79,21 @@ def test_releasing_an_expert_keeps_its_neighbours(direct_io: bool, tmp_path: Pat
     assert window.resident_bytes() == 0
     reader.close()
     window.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is locked as Linux does it")
+def test_locked_pages_go_back_as_well() -> None:
+    """A model that is loaded by another thread locks all memory that is mapped meanwhile."""
+    pages = PageRange(4 * PAGE)
+    address, length = ctypes.c_void_p(pages.base), ctypes.c_size_t(pages.length)
+    if ctypes.CDLL(None).mlock(address, length):
+        pytest.skip("this user may not lock four pages")
+    pages.memory[:] = b"x" * pages.length
+    pages.drop(PAGE, 3 * PAGE)
+    assert pages.resident_bytes() == 2 * PAGE
+    pages.drop(0, pages.length)
+    assert pages.resident_bytes() == 0
+    pages.close()
 
 
 def test_slices_smaller_than_a_page_share_it(direct_io: bool, tmp_path: Path) -> None:

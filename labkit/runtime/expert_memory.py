@@ -12,9 +12,11 @@ read waits for the memory of others (`expert_part`).
 from __future__ import annotations
 
 import bisect
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from labkit.errors import ResourceError
 from labkit.gguf_map import ExpertTensor, GGUFMap
 from labkit.policy.base import Entry
 from labkit.runtime import ggml
@@ -104,24 +106,42 @@ class ExpertMemory:
 
         Needs `userfault`. Reads into memory that is not watched go straight to their place, which
         takes less time.
+
+        Raises:
+            ResourceError: the system refuses. Nothing is watched then.
         """
         if on == self.is_watched:
             return
         assert self.userfault
         with self._lock:
             self._trim()
-            for layer, parts in self._parts.items():
-                resident = [expert for at, expert in self.resident if at == layer]
-                for part in parts:
-                    pages = part.window.pages
-                    if on:
-                        # Whatever else is there is not true: a graph that was to end, say, has
-                        # looked at what had not been read, and the system gave it zeros.
-                        part.window.release_all_but(resident)
-                        self.userfault.register(pages.base, pages.length)
-                    else:
-                        self.userfault.unregister(pages.base, pages.length)
+            kept: dict[int, list[int]] = {layer: [] for layer in self._parts}
+            for layer, expert in self.resident:
+                kept[layer].append(expert)
+            self.is_watched = False
+            try:
+                for part in self._all_parts():
+                    self._watch_part(part, kept[part.tensor.layer], on)
+            except OSError as error:
+                for part in self._all_parts():
+                    with contextlib.suppress(OSError):
+                        self._watch_part(part, (), False)
+                raise ResourceError(
+                    "The system does not let labkit see who waits for the memory of experts: "
+                    f"{error}. Open the model with overlap='serial' or 'pipeline'."
+                ) from error
             self.is_watched = on
+
+    def _watch_part(self, part: ExpertPart, kept: Sequence[int], on: bool) -> None:
+        assert self.userfault
+        pages = part.window.pages
+        if on:
+            # What lies beside the resident is not true: a graph that was to end, say, has looked at
+            # what had not been read, and the system gave it zeros.
+            part.window.release_all_but(kept)
+            self.userfault.register(pages.base, pages.length)
+        else:
+            self.userfault.unregister(pages.base, pages.length)
 
     def requests(self, entries: Iterable[Entry], *, down: bool | None = None) -> list[ReadRequest]:
         """The reads that bring `entries`, in the order in which compute wants them.

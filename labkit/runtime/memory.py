@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import mmap
 import sys
 from collections.abc import Callable, Iterable
@@ -71,7 +72,17 @@ class PageRange:
 
     def drop(self, start: int, stop: int) -> None:
         """Give the pages of bytes [start, stop), both page-aligned, back to the system."""
-        if stop > start:
+        if stop <= start:
+            return
+        try:
+            self._map.madvise(mmap.MADV_DONTNEED, start, stop - start)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # It is locked: mapped while another session of this process loaded its model, which
+            # locks all new memory for a moment (`labkit.runtime.native`).
+            length = ctypes.c_size_t(stop - start)
+            ctypes.CDLL(None).munlock(ctypes.c_void_p(self.base + start), length)
             self._map.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def resident_bytes(self) -> int:

@@ -26,7 +26,8 @@ from labkit.runtime.text import TextStream
 def session_token(session: Session, token: int) -> float:
     """Seconds of one decoded token, with all that a session records about it."""
     begin = time.perf_counter()
-    session._decode(token, TextStream(session._tokenizer))
+    session._graph([token], "decode", [True])
+    session._recorder.steps([token], TextStream(session._tokenizer))
     return time.perf_counter() - begin
 
 
