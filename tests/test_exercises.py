@@ -6,13 +6,16 @@ import ast
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pandas as pd
 import pytest
 
 from labkit.bundled import model_path
 from labkit.device import load_profile
 from labkit.device.pipeline_plan import plan_htp
+from labkit.errors import SessionError
 from labkit.exercises import (
+    Verdict,
     cache_curves,
     check,
     live_routing,
@@ -52,6 +55,8 @@ def test_no_answer_yet_is_no_error(missing: object) -> None:
         (7, (5, 17), 0, "wrong"),
         (12, lambda n: n > 10, 0, "right"),
         ("x", lambda n: n > 10, 0, "wrong"),
+        (pd.Series([4.0]), 4, 0, "right"),
+        (np.array([4.0, 5.0]), 4, 0, "wrong"),
     ],
 )
 def test_answers(answer: object, expected: object, tolerance: float, state: str) -> None:
@@ -59,6 +64,13 @@ def test_answers(answer: object, expected: object, tolerance: float, state: str)
     assert verdict.state == state
     assert bool(verdict) == (state == "right")
     assert ("a reason" if state == "right" else "a hint") in verdict._repr_html_()
+
+
+def test_what_labkit_says_about_an_answer_stands_in_place_of_the_hint() -> None:
+    def judge(_: object) -> bool:
+        raise SessionError("The prompt is empty.")
+
+    assert check("", judge, hint="a hint") == Verdict("wrong", "The prompt is empty.")
 
 
 def test_comments_cannot_break_the_page() -> None:
@@ -121,6 +133,7 @@ def test_exercises_on_routing_and_caches(tmp_path: Path) -> None:
     cliff = pd.DataFrame({"budget_mib": 1.0, "policy": names, "hit_pct": range(len(names))})
     best = [cache_curves.best_below_the_cliff(name, cliff).state for name in (names[-2:])]
     assert best == ["right", "wrong"]
+    assert cache_curves.best_below_the_cliff(f" {names[-2].upper()}", cliff)
 
 
 def test_exercises_on_times() -> None:

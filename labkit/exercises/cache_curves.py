@@ -46,7 +46,7 @@ def best_below_the_cliff(answer: Any, cliff: pd.DataFrame) -> Verdict:
     hits = smallest.set_index("policy")["hit_pct"][list(ONLINE)]
     return check(
         answer,
-        lambda name: hits.max() - hits[name] < 0.05,
+        lambda name: hits.max() - hits[name.strip().lower()] < 0.05,
         hint="Look along the first row of the table of the cliff; belady is not online.",
         because="Below the cycle it pays to hold on to something; above it, what is recent counts.",
     )

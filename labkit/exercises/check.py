@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.errors import LabkitError
+
 _WORDS = {"open": "Not answered yet.", "right": "Right.", "wrong": "Not yet."}
 _MARKS = {"open": "○", "right": "✓", "wrong": "✗"}
 
@@ -50,13 +52,18 @@ def check(
 
     `expected` is a value or a function that judges the answer. Numbers may differ by `tolerance`
     (absolute); sets, lists and tuples are compared as they are, a set with any collection of the
-    same members; text without regard to case and outer spaces. `hint` is shown with a wrong answer,
-    `because` with a right one. None and `...` are no answer yet.
+    same members; text without regard to case and outer spaces. A Series or an array of one element
+    counts as that element. `hint` is shown with a wrong answer, `because` with a right one, and an
+    error of labkit in place of the hint. None and `...` are no answer yet.
     """
     if answer is None or answer is ...:
         return Verdict("open")
+    if getattr(answer, "size", 0) == 1 and hasattr(answer, "item"):
+        answer = answer.item()  # what pandas gives for a single row; float() of it is deprecated
     try:
         right = bool(expected(answer)) if callable(expected) else _same(answer, expected, tolerance)
+    except LabkitError as error:
+        return Verdict("wrong", str(error))
     except (TypeError, ValueError, LookupError):
         right = False  # an answer of a kind that cannot be compared: wrong, not a crash
     return Verdict("right", because) if right else Verdict("wrong", hint)
