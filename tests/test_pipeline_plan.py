@@ -13,7 +13,7 @@ from labkit.bundled import model_path
 from labkit.cli import app
 from labkit.device import load_profile
 from labkit.device.pipeline_closed import chunk_table, closed_prefill_s, hiding_chunk
-from labkit.device.pipeline_plan import plan_htp
+from labkit.device.pipeline_plan import plan_htp, within_context
 from labkit.device.pipeline_rates import Rates, rates_of
 from labkit.device.pipeline_recorded import recorded_prefills
 from labkit.device.pipeline_work import LayerLoad, model_prefill, read_layers
@@ -131,3 +131,11 @@ def test_the_command_refuses_what_makes_no_sense():
     assert runner.invoke(app, ["htp", "qwen3-30b-a3b", "--tokens", "0"]).exit_code == 2
     bad = runner.invoke(app, ["htp", "qwen3-30b-a3b", "--device", "apple-m2-pro"])
     assert isinstance(bad.exception, DeviceError)
+
+
+def test_a_prompt_is_cut_to_what_the_model_has_context_for():
+    context = read_layers(model_path())[0].context_length
+    assert context is not None
+    assert within_context(model_path(), context) == context - 1
+    assert within_context(model_path(), 100) == 100
+    plan_htp(model_path(), PHONE, tokens=within_context(model_path(), 10**6))

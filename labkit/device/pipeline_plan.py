@@ -69,6 +69,12 @@ def default_tokens(source: str | Path) -> int:
     return min(1024, max(1, context // 2)) if context else 1024
 
 
+def within_context(source: str | Path, tokens: int) -> int:
+    """`tokens`, or the longest prompt that leaves the model's context one token for the answer."""
+    context = make_sheet(source).context_length
+    return min(tokens, max(1, context - 1)) if context else tokens
+
+
 def plan_htp(
     source: str | Path,
     device: DeviceProfile,
