@@ -59,11 +59,18 @@ def take(root: Path, home: Path, theme: str) -> bytes:
               return d.run === '2' && d.state === 'finished';
             }"""
         )
-        view.locator(".lk-token").nth(-12).click()
+        tokens = view.locator(".lk-token")
+        tokens.nth(readable(tokens.all_inner_texts())).click()
         page.mouse.move(2, 2)
         page.evaluate("() => new Promise((done) => setTimeout(done, 500))")
         view.scroll_into_view_if_needed()
         return view.screenshot()
+
+
+def readable(texts: list[str]) -> int:
+    """Index of a token near the end that has a word to show, and not spaces or a bracket alone."""
+    near = range(len(texts) - 12, 0, -1)
+    return next(i for i in near if sum(letter.isalpha() for letter in texts[i]) >= 4)
 
 
 def small(png: bytes) -> bytes:
