@@ -214,6 +214,9 @@ def test_a_token_that_decides_everything_is_pointed_at() -> None:
     place = result.tokens.index[(result.tokens["case"] == "mmap") & (result.tokens["index"] == 9)]
     result.tokens.loc[place[0], "wall_ms"] = 4e5
     assert any("mmap: one token took 400.0 s" in remark for remark in remarks(result))
+    tiny = made({"mmap": 0.05, "stream-serial": 0.01})
+    tiny.tokens.loc[place[0], "wall_ms"] = 40.0
+    assert any("mmap: one token took 40 ms" in remark for remark in remarks(tiny))
 
 
 def test_a_directory_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:

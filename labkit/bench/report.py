@@ -87,11 +87,16 @@ def _outliers(result: BenchResult) -> list[str]:
         middle = of["wall_ms"].median()
         if slow["wall_ms"] > _FAR * middle and slow["wall_ms"] > of["wall_ms"].sum() / 4:
             found.append(
-                f"{case}: one token took {slow['wall_ms'] / 1e3:.1f} s, "
+                f"{case}: one token took {_time(slow['wall_ms'])}, "
                 f"{slow['wall_ms'] / middle:.0f} times its median, and its mean speed hangs on it. "
                 "Was the process stopped meanwhile? The percentiles say what is usual."
             )
     return found
+
+
+def _time(ms: float) -> str:
+    """Milliseconds with three digits, from a second on in seconds."""
+    return f"{ms / 1e3:,.1f} s" if ms >= 1000 else f"{ms:.3g} ms"
 
 
 def bits_in_words(result: BenchResult) -> str:
