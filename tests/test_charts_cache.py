@@ -73,7 +73,7 @@ def test_what_the_next_mib_is_worth(curve: pd.DataFrame) -> None:
     # From 10 to 20 MiB lru reads 50 MiB less over 10 tokens: 0.5 MiB per token and MiB; then 0.1.
     assert words(cache.marginal_value(curve, tokens=10)) == (
         "Under lru memory is worth most at 15.0 MiB: there each MiB saves 512 KiB of reads per "
-        "token; at 25.0 MiB 102"
+        "token; at 25.0 MiB 102 KiB"
     )
 
 
@@ -82,7 +82,7 @@ def test_on_a_big_model_it_is_the_next_100_mib(curve: pd.DataFrame) -> None:
     # From 1000 to 2000 MiB lru reads 50 MiB less over 10 tokens: 0.5 MiB per token and 100 MiB.
     assert words(cache.marginal_value(curve, tokens=10)) == (
         "Under lru memory is worth most at 1,500.0 MiB: there each 100 MiB saves 0.5 MiB of reads "
-        "per token; at 2,500.0 MiB 0.1"
+        "per token; at 2,500.0 MiB 0.1 MiB"
     )
 
 

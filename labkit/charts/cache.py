@@ -114,7 +114,7 @@ def _what_more_is_worth(saved: pd.DataFrame, policy: str, named: str, unit: str)
     return (
         f"Under {policy} memory is worth most at {best['budget_mib']:,.1f} MiB: there each {named} "
         f"saves {text.format(best['saved'])} {unit} of reads per token; at "
-        f"{last['budget_mib']:,.1f} MiB {text.format(round(last['saved'], 3) + 0.0)}"
+        f"{last['budget_mib']:,.1f} MiB {text.format(round(last['saved'], 3) + 0.0)} {unit}"
     )
 
 
