@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,10 @@ from labkit import synth
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background job ignores Ctrl-C, and so would every process that a test interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# What a command prints is looked at as a terminal of usual width shows it.
+os.environ["COLUMNS"] = "80"
 
 
 @pytest.fixture(scope="session")

@@ -82,14 +82,15 @@ def token_by_token(tokens: pd.DataFrame, cases: list[str]) -> Drawing:
     `tokens` is the `tokens` of a `BenchResult`, `cases` the cases to show. Warm-up tokens are pale.
     """
     first = tokens[(tokens["round"] == tokens["round"].min()) & tokens["case"].isin(cases)]
+    first = first.assign(number=first["index"] + 1)
     measured = first[~first["warmup"]]
     if measured.empty:
         return _nothing("No token of these cases was measured")
-    parts = _parts(first, keep=["case", "index", "warmup", "read_mib"])
+    parts = _parts(first, keep=["case", "number", "warmup", "read_mib"])
     slow = measured.sort_values("wall_ms").iloc[-1]
     middle = measured.loc[measured["case"] == slow["case"], "wall_ms"].median()
     finding = (
-        f"The slowest token, number {slow['index']} of {slow['case']}, took "
+        f"The slowest token, number {slow['number']} of {slow['case']}, took "
         f"{_ms(slow['wall_ms'])}, {slow['wall_ms'] / middle:.1f} x the median of its case"
     )
     if np.isfinite(slow["read_mib"]):
@@ -103,18 +104,18 @@ def token_by_token(tokens: pd.DataFrame, cases: list[str]) -> Drawing:
         detail += " Its bars are cut where they are higher than all measured ones."
     else:
         top = 1.05 * float(first["wall_ms"].max())
-    every = max(1, round(first["index"].max() / 40)) * 5
-    ticks = list(range(0, int(first["index"].max()) + 1, every))
+    every = max(1, round(first["number"].max() / 40)) * 5
+    ticks = [1, *range(every, int(first["number"].max()) + 1, every)]
     bars = (
         alt.Chart(parts, width=_WIDTH, height=96)
         .mark_bar(clip=True)
         .encode(
-            x=alt.X("index:O", title="token", axis=alt.Axis(labelAngle=0, values=ticks)),
+            x=alt.X("number:O", title="token", axis=alt.Axis(labelAngle=0, values=ticks)),
             y=alt.Y("ms:Q", title="ms", scale=alt.Scale(domain=[0, top], nice=False)),
             color=_part_colours(parts),
             order="place:Q",
             opacity=alt.condition("datum.warmup", alt.value(0.45), alt.value(1)),
-            tooltip=["case", "index", "part", alt.Tooltip("ms:Q", format=".2f"),
+            tooltip=["case", "number", "part", alt.Tooltip("ms:Q", format=".2f"),
                      alt.Tooltip("read_mib:Q", format=".2f")],
         )
     )  # fmt: skip

@@ -35,7 +35,7 @@ class Tokenizer:
         if not self.available:
             raise SessionError(
                 "This model has no tokenizer, so it cannot read a text. Give token ids: a list in "
-                "Python, --tokens 1,2,3 on the command line. Notebooks 02 and later need a text."
+                "Python, --tokens 1,2,3 on the command line. Notebooks 02 and 03 need a text."
             )
         try:
             data = text.encode()
