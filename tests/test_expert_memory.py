@@ -17,6 +17,7 @@ from labkit import host
 from labkit.errors import ReadError, ResourceError
 from labkit.gguf_map import GGUFMap, open_gguf
 from labkit.policy import make_policy
+from labkit.runtime import mappings
 from labkit.runtime.expert_memory import ExpertMemory
 from labkit.runtime.frames import move_pages
 from labkit.runtime.memory import PAGE, PageRange
@@ -100,6 +101,34 @@ def test_whatever_goes_and_comes_the_bytes_are_the_files(
         n_slices = len(source.memory.resident) * 3
         assert source.resident_bytes() <= source.policy.resident_bytes + n_slices * 2 * PAGE
         assert not source.orphaned
+
+
+@pytest.mark.parametrize("overlap", SERIAL_AND_USERFAULTFD)
+def test_moved_pages_leave_half_of_the_mappings_to_others(
+    synth_model: Callable[..., Path], overlap: Overlap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf = open_gguf(synth_model("qwen3moe", quant="Q6_K"))
+    if not can_move():
+        pytest.skip("this system moves no pages")
+    moved_by_one = 2 * gguf.n_expert
+    monkeypatch.setattr(mappings, "most_mappings", lambda: 2 * 3 * moved_by_one)
+    before = mappings._taken
+    with streaming(gguf, 100, overlap) as source, streaming(gguf, 100, overlap) as second:
+        begin = n_mappings()
+        for one in (source, second):
+            for layer in gguf.moe_layers:
+                one.fetch(layer, range(gguf.n_expert))
+            one.finish_reads()
+        # Beside what moved pages take, each of a few frames is three mappings.
+        assert n_mappings() - begin <= 3 * moved_by_one + 3 * 2 * 4 + 8
+        for expert in range(gguf.n_expert):
+            found = slices_in_memory(second, layer, expert)
+            assert found == slices_in_file(gguf, layer, expert)
+    assert mappings._taken == before
+
+
+def n_mappings() -> int:
+    return len(Path("/proc/self/maps").read_text().splitlines())
 
 
 @pytest.mark.parametrize("overlap", SERIAL_AND_USERFAULTFD)

@@ -251,7 +251,7 @@ class ExpertMemory:
             self._watch.close()
             self._watch = None
         for part in self._all_parts():
-            part.window.close()
+            part.close()
         self._parts.clear()
         for _, frames in self._sizes.values():
             frames.close()

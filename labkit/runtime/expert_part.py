@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from labkit.gguf_map import ExpertTensor
 from labkit.runtime.frames import FramePool
+from labkit.runtime.mappings import give_mappings, take_mappings
 from labkit.runtime.memory import PAGE, ExpertWindow
 
 _WORTH_MOVING = 8  # pages; below, clearing or copying is as cheap as changing page tables
@@ -24,7 +25,8 @@ class ExpertPart:
         frames: shared likewise.
 
     Attributes:
-        is_moved: whether its slices are large enough to have their pages moved.
+        is_moved: whether its slices have their pages moved: they are large enough, and the system
+            allows the process so many mappings.
     """
 
     def __init__(
@@ -34,7 +36,16 @@ class ExpertPart:
         self.window = window
         self.spares = spares
         self.frames = frames
-        self.is_moved = window.core_bytes >= _WORTH_MOVING * PAGE
+        # Each core that was ever moved is a mapping, and what lies between two of them another.
+        self._n_mappings = 2 * window.n_expert
+        is_large = window.core_bytes >= _WORTH_MOVING * PAGE
+        self.is_moved = is_large and take_mappings(self._n_mappings)
+
+    def close(self) -> None:
+        """Unmap its window. Called once."""
+        self.window.close()
+        if self.is_moved:
+            give_mappings(self._n_mappings)
 
 
 Slice = tuple[ExpertPart, int]
