@@ -394,6 +394,41 @@ def test_two_threads_on_one_session(model: Path) -> None:
     assert isinstance(errors[0], SessionError)
 
 
+def test_closing_waits_for_whoever_reads_a_text(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokenizer is part of the model, and may be used beside a step."""
+    reading, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+    session = Session(model)
+    expected = session.tokenize(TEXT)
+    tokenize = ggml.llama().llama_tokenize
+
+    def slow(*arguments: object) -> int:
+        reading.set()
+        go_on.wait()
+        return tokenize(*arguments)
+
+    def close() -> None:
+        session.close()
+        closed.set()
+
+    monkeypatch.setattr(ggml.llama(), "llama_tokenize", slow)
+    found: list[list[int]] = []
+    reader = threading.Thread(target=lambda: found.append(session.tokenize(TEXT)))
+    closer = threading.Thread(target=close)
+    reader.start()
+    assert reading.wait(60)
+    closer.start()
+    is_early = closed.wait(0.2)
+    go_on.set()
+    reader.join()
+    closer.join()
+    assert not is_early
+    assert found == [expected]
+    with pytest.raises(SessionError, match="is closed"):
+        session._tokenizer.encode(TEXT, start=True)
+
+
 def test_a_session_in_a_thread_of_its_own(model: Path) -> None:
     results: list[str | None] = []
     threads = [

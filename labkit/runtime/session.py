@@ -268,6 +268,7 @@ class Session:
         self._stepper.close(self._give_back)
 
     def _give_back(self) -> None:
+        self._tokenizer.close()
         self._sampler.close()
         self._engine.close()
 

@@ -6,7 +6,9 @@ import codecs
 import ctypes
 import math
 import operator
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from labkit.errors import LlamaError, OptionError, SessionError
 from labkit.runtime import ggml
@@ -17,11 +19,15 @@ _RANDOM_SEED = 0xFFFFFFFF
 
 
 class Tokenizer:
-    """The model's own tokenizer; absent in models that are run from token ids."""
+    """The model's own tokenizer; absent in models that are run from token ids.
+
+    Safe between threads, beside a step too: it is not freed while somebody uses it.
+    """
 
     def __init__(self, model: NativeModel, available: bool) -> None:
         self._llama = ggml.llama()
-        self._vocab = model.vocab
+        self._vocab: Any = model.vocab
+        self._lock = threading.RLock()  # a signal handler may close inside a use of its own thread
         self._n_vocab = model.n_vocab
         self._n_ctx = model.n_ctx
         self.available = available
@@ -52,7 +58,7 @@ class Tokenizer:
             )
         room = len(data) + 8
         buffer = (ctypes.c_int32 * room)()
-        n = self._llama.llama_tokenize(self._vocab, data, len(data), buffer, room, start, True)
+        n = self._ask(self._llama.llama_tokenize, data, len(data), buffer, room, start, True)
         if n < 0:
             raise LlamaError(f"llama.cpp cannot tokenize this text of {len(data)} bytes ({n})")
         return list(buffer[:n])
@@ -82,14 +88,25 @@ class Tokenizer:
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)
-            n = self._llama.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
+            n = self._ask(self._llama.llama_token_to_piece, token, buffer, size, 0, False)
             if n >= 0:
                 return buffer.raw[:n]
             size = -n
 
     def is_end(self, token: int) -> bool:
         """Whether the token ends a text."""
-        return self.available and bool(self._llama.llama_vocab_is_eog(self._vocab, token))
+        return self.available and bool(self._ask(self._llama.llama_vocab_is_eog, token))
+
+    def close(self) -> None:
+        """Nobody uses it any more; returns when nobody does. The model is freed afterwards."""
+        with self._lock:
+            self._vocab = None
+
+    def _ask(self, function: Callable[..., int], *arguments: Any) -> int:
+        with self._lock:
+            if self._vocab is None:
+                raise SessionError("This session is closed. Open a new one.")
+            return function(self._vocab, *arguments)
 
 
 class TextStream:
