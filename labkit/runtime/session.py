@@ -58,7 +58,8 @@ class Session:
         dense: where a streamed session keeps the weights that every token uses: "anonymous", a
             copy that the system does not take back, "mmap", llama.cpp's map of the file, or
             "warm", that map after one read through the page cache.
-        threads: compute threads; None is the number of physical cores.
+        threads: compute threads; None is the number of physical cores. Runs compare bit for bit at
+            the same value only: llama.cpp divides the attention to a long context among them.
         n_ctx: tokens of context; None is the model's own, at most 4096.
         n_ubatch: prompt tokens of one graph. Runs compare bit for bit at the same value only.
         temperature, top_k, top_p, seed: sampling; temperature 0 is greedy.
