@@ -122,9 +122,40 @@ def test_moved_pages_leave_half_of_the_mappings_to_others(
         # Beside what moved pages take, each of a few frames is three mappings.
         assert n_mappings() - begin <= 3 * moved_by_one + 3 * 2 * 4 + 8
         for expert in range(gguf.n_expert):
-            found = slices_in_memory(second, layer, expert)
-            assert found == slices_in_file(gguf, layer, expert)
+            found = slices_in_memory(second, gguf.moe_layers[-1], expert)
+            assert found == slices_in_file(gguf, gguf.moe_layers[-1], expert)
     assert mappings._taken == before
+
+
+def test_what_is_there_is_counted_beside_closing(gguf: GGUFMap) -> None:
+    memory = ExpertMemory(gguf)
+    window = memory._parts[gguf.moe_layers[0]][0].window
+    counting, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+    counted: list[int] = []
+    count = window.pages.resident_bytes
+
+    def slow() -> int:
+        counting.set()
+        go_on.wait()
+        return count()
+
+    def close() -> None:
+        memory.close()
+        closed.set()
+
+    window.pages.resident_bytes = slow
+    counter = threading.Thread(target=lambda: counted.append(memory.resident_bytes()))
+    closer = threading.Thread(target=close)
+    counter.start()
+    assert counting.wait(60)
+    closer.start()
+    is_early = closed.wait(0.1)
+    go_on.set()
+    counter.join()
+    closer.join()
+    assert not is_early
+    assert counted == [0]
+    assert memory.resident_bytes() == 0
 
 
 def n_mappings() -> int:

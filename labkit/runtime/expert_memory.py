@@ -242,17 +242,19 @@ class ExpertMemory:
         return layers
 
     def resident_bytes(self) -> int:
-        """Bytes of expert memory that the kernel holds (not our own sum)."""
-        return sum(part.window.resident_bytes() for part in self._all_parts())
+        """Bytes of expert memory that the kernel holds (not our own sum); from any thread."""
+        with self._lock:
+            return sum(part.window.resident_bytes() for part in self._all_parts())
 
     def close(self) -> None:
         """Unmap. The model that computed from here is freed, and no read is under way."""
         if self._watch:
             self._watch.close()
             self._watch = None
-        for part in self._all_parts():
-            part.close()
-        self._parts.clear()
+        with self._lock:  # another thread may be counting what is there
+            for part in self._all_parts():
+                part.close()
+            self._parts.clear()
         for _, frames in self._sizes.values():
             frames.close()
         self._sizes.clear()
