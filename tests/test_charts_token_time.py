@@ -74,7 +74,7 @@ def test_parts_that_nobody_measured_have_no_colour_in_the_legend(table: pd.DataF
 def test_token_by_token(tokens: pd.DataFrame) -> None:
     chart = token_time.token_by_token(tokens, ["serial", "uffd"])
     assert words(chart) == (
-        "The slowest token, number 3 of serial, took 360.0 ms, 4.0 x the median of its case; "
+        "The slowest token, number 4 of serial, took 360.0 ms, 4.0 x the median of its case; "
         "it read 4.5 MiB"
     )
 
