@@ -114,7 +114,7 @@ def test_a_graph_of_another_length_is_an_error_and_then_read_by_name(
 ) -> None:
     with Session(model, n_ctx=N_CTX) as session:
         expected = logits_of(session, 12)
-    with Session(model, n_ctx=N_CTX, cache_mib=1) as session:
+    with Session(model, n_ctx=N_CTX, cache_mib=1, overlap="serial") as session:
         rows: list[np.ndarray] = []
         session.on_logits = rows.append
         stream: Iterator[TokenStep] = session.stream(PROMPT, 12)
