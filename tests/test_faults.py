@@ -20,6 +20,7 @@ from labkit.errors import LabkitError, ReadError, ResourceError
 from labkit.runtime import Session
 from labkit.runtime.expert_memory import ExpertMemory
 from labkit.runtime.reader import FileReader
+from labkit.runtime.streaming import Streaming
 
 pytestmark = pytest.mark.filterwarnings("ignore::labkit.runtime.BudgetWarning")
 
@@ -109,6 +110,15 @@ def test_a_read_ahead_that_fails_leaves_no_zeros_to_its_neighbours(
         assert session.trace.table.query(f"layer == {layer}")["expert"].eq(last - 1).any()
 
 
+def unread_in_last_layer(session: Session) -> tuple[Streaming, int, list[int]]:
+    """What streams, the last MoE layer, and its experts that are not in memory."""
+    streaming = session._engine.streaming
+    assert streaming is not None
+    layer = session.map.moe_layers[-1]
+    policy = streaming.source.policy
+    return streaming, layer, [e for e in range(session.map.n_expert) if (layer, e) not in policy]
+
+
 @pytest.mark.parametrize("overlap", OVERLAPS)
 def test_a_read_ahead_that_fails_in_part_is_a_read_error(
     model: Path, overlap: Any, monkeypatch: pytest.MonkeyPatch
@@ -123,17 +133,14 @@ def test_a_read_ahead_that_fails_in_part_is_a_read_error(
         return read(reader, request)
 
     with Session(model, cache_mib=20, overlap=overlap, trial=False) as session:
-        streaming = session._engine.streaming
-        assert streaming is not None
         expected = session.generate(TEXT, 6, hash_logits=True).logits_sha256
         session.reset()
-        source, layer = streaming.source, session.map.moe_layers[-1]
-        unread = [e for e in range(session.map.n_expert) if (layer, e) not in source.policy]
+        streaming, layer, unread = unread_in_last_layer(session)
         stream = session.stream(TEXT, 6)
         next(stream)
         with monkeypatch.context() as patch:
             patch.setattr(FileReader, "_read_one", fail_gate)
-            source.prefetch(layer, unread[:1], ())
+            streaming.source.prefetch(layer, unread[:1], ())
             with pytest.raises(ReadError, match=EXPERT):
                 list(stream)
         session.reset()
@@ -148,18 +155,15 @@ def test_a_read_ahead_that_fails_between_two_steps_is_told_once_by_the_next(
         raise OSError("broken")
 
     with Session(model, cache_mib=20, overlap=overlap, trial=False) as session:
-        streaming = session._engine.streaming
-        assert streaming is not None
         expected = session.generate(TEXT, 6, hash_logits=True).logits_sha256
         session.reset()
-        source, layer = streaming.source, session.map.moe_layers[-1]
-        unread = [e for e in range(session.map.n_expert) if (layer, e) not in source.policy]
+        streaming, layer, unread = unread_in_last_layer(session)
         session.generate(TEXT, 2)
         n_past, rows = session.n_past, len(session.trace.table)
         with monkeypatch.context() as patch:
             patch.setattr(FileReader, "_read_one", fail)
-            source.prefetch(layer, unread[:1], ())
-            for ahead in source._ahead.under_way:
+            streaming.source.prefetch(layer, unread[:1], ())
+            for ahead in streaming.source._ahead.under_way:
                 assert streaming.reader.drain(ahead.batch)
         # The disk works again, and this step may need the entry or not.
         with pytest.raises(ReadError, match=rf"expert {unread[0]} in layer {layer} .*no layer had"):
